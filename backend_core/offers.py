@@ -35,6 +35,8 @@ class Offer:
         Bytes one call at rows = 1 must read and write, 0 if unknown.
     preference
         Order under ``deterministic=1``: the largest wins.
+    tolerance
+        For ``"lossy"``: largest relative error (Frobenius norm over the sample) against float64.
     copies
         Bytes of side data (repacked weights) the callable will hold.
     note
@@ -48,6 +50,7 @@ class Offer:
     row_invariant: bool = False
     bytes_moved: int = 0
     preference: int = 0
+    tolerance: float = 0.02
     copies: int = 0
     note: str = ""
     # Filled in by the core when it collects the offer.

@@ -1,0 +1,176 @@
+"""accelerate, restore, accelerated, load: the Python interface."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from . import activations, install, machine, walk
+from .plugins import PluginHost
+from .policy import Policy
+from .profile import Profile
+from .report import Report
+from .select import Session
+
+#: id(model) -> (weak reference, report, policy, ids of the modules changed).
+_STATES: dict[int, tuple[weakref.ref[Any], Report, Policy]] = {}
+
+
+def plugin_host(policy: Policy | None = None) -> PluginHost:
+    """All installed plugins, loaded under a policy on this machine. Raises PluginError."""
+    return PluginHost(policy, devices=machine.devices(), isa=machine.isa_names())
+
+
+def accelerate(model: Any, policy: Policy | None = None, *, host: PluginHost | None = None) -> Report:
+    """Accelerate a model in place and say what was done.
+
+    model
+        Any ``mlx.nn.Module``; mlx-lm and mlx-vlm models are meant. It keeps its parameters, their names and
+        its module types; layers that a plugin serves faster call that plugin from now on.
+    policy
+        Default: from the environment (``MLX_ACCEL_...``).
+    host
+        Loaded plugins, to use others than the installed ones.
+
+    Returns a :class:`Report` with one decision per site. A second call with the same policy changes nothing
+    and returns the same report, unless weights were replaced in between: those layers are decided anew.
+
+    Raises PluginError if a plugin named in ``policy.plugins`` cannot serve, or on any plugin fault under
+    ``strict``. On every exception, KeyboardInterrupt included, the model is left as it was.
+    """
+    policy = policy or Policy.from_options()
+    previous = _state(model)
+    if previous is not None:
+        report, old_policy = previous
+        if old_policy == policy and not _stale(model):
+            return report
+        restore(model)
+    begin = time.perf_counter()
+    host = host or plugin_host(policy)
+    report = Report(policy=policy.as_dict())
+    _select(model, policy, host, report)
+    report.plugins = [r.as_dict() for r in host.all_records()]
+    report.seconds = time.perf_counter() - begin
+    key = id(model)
+    _STATES[key] = (weakref.ref(model, lambda _: _STATES.pop(key, None)), report, policy)
+    return report
+
+
+def _select(model: Any, policy: Policy, host: PluginHost, report: Report) -> None:
+    import mlx.core as mx
+
+    report.activations = activations.resolve(policy, model)
+    cast = activations.embeddings(model) if report.activations == "float32" else []
+    x_dtype = "float32" if cast else walk.activations_dtype(model)
+    versions = {r.name: f"{r.version} {r.content_hash}" for r in host.all_records() if r.state == "ready"}
+    profile = Profile(machine.environment_facts(report.activations, versions))
+    session = Session(policy, host, profile, report, machine.default_device())
+    try:
+        chosen = session.linears(walk.find_linears(model, x_dtype))
+        report.decisions = [decision for _, decision, _ in chosen]
+        for hook, find in (("fuse_moe", walk.find_moe), ("select_op", walk.find_ops)):
+            if host.implements(hook):
+                report.decisions += session.others(find(model, x_dtype))
+        session.check_named()
+    finally:
+        profile.save()
+        # A race must not show in the user's memory figures.
+        mx.clear_cache()
+        mx.reset_peak_memory()
+    for record in host.all_records():
+        if record.state == "failed":
+            report.note(f"plugin {record.name} failed: {record.reason}")
+        elif record.faults:
+            report.note(f"plugin {record.name}: {record.faults[-1].where}: {record.faults[-1].error}")
+    report.notes += [n for n in profile.notes if n not in report.notes]
+    done: list[Any] = []
+    try:
+        for found, _, slot in chosen:
+            if slot is not None:
+                done.append(found.module)
+                install.install(found.module, slot)
+        for module in cast:
+            slot = install.slot_of(module)
+            done.append(module)
+            if slot is None:
+                install.install(module, install.Slot(module, report, cast=True))
+            else:
+                slot.cast = True
+    except BaseException:
+        for module in done:
+            install.uninstall(module)
+        raise
+    if cast:
+        report.note(activations.kv_note(model))
+
+
+def restore(model: Any) -> int:
+    """Give every layer of `model` its stock class back. Returns how many were accelerated.
+
+    Works on any model that holds accelerated layers, whoever accelerated them.
+    """
+    count = sum(install.uninstall(module) for module in _modules(model))
+    _STATES.pop(id(model), None)
+    return count
+
+
+@contextlib.contextmanager
+def accelerated(model: Any, policy: Policy | None = None) -> Iterator[Report]:
+    """``with accelerated(model) as report:`` accelerates inside the block and restores after it.
+
+    A model that was accelerated before stays so.
+    """
+    before = _state(model)
+    report = accelerate(model, policy)
+    try:
+        yield report
+    finally:
+        if before is None:
+            restore(model)
+
+
+def load(path: str | Path, policy: Policy | None = None, **kwargs: Any) -> tuple[Any, Any]:
+    """mlx-lm's ``load`` with the checkpoint formats of plugins, accelerated. Returns (model, tokenizer).
+
+    `kwargs` go to ``mlx_lm.load``. Raises ModelError, UnknownQuantization or PluginError.
+    """
+    from .integrations import loading
+
+    return loading.load(path, policy or Policy.from_options(), **kwargs)
+
+
+def report_of(model: Any) -> Report | None:
+    """The report of an accelerated model, None for a stock one."""
+    state = _state(model)
+    return state[0] if state else None
+
+
+def _state(model: Any) -> tuple[Report, Policy] | None:
+    entry = _STATES.get(id(model))
+    if entry is None or entry[0]() is not model:
+        return None
+    return entry[1], entry[2]
+
+
+def _stale(model: Any) -> bool:
+    slots = [(m, install.slot_of(m)) for m in _modules(model)]
+    return any(slot is not None and not slot.fresh(m) for m, slot in slots) or not any(s for _, s in slots) and any(
+        d.accelerated for d in _STATES[id(model)][1].decisions
+    )
+
+
+def _modules(model: Any) -> list[Any]:
+    seen: dict[int, Any] = {}
+    for _, module in model.named_modules():
+        seen.setdefault(id(module), module)
+    return list(seen.values())
+
+
+def policy_with(policy: Policy, **changes: Any) -> Policy:
+    """A copy of `policy` with some keys replaced."""
+    return dataclasses.replace(policy, **changes)

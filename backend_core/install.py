@@ -1,0 +1,220 @@
+"""Installing and removing: an accelerated layer is the same object under a subclass of its stock class.
+
+The instance keeps its parameters, its children, its name and its place in the model; only its class changes,
+to a subclass that carries the stock class's name, and one entry `_accel` is added to its `__dict__` (not as
+an attribute, which would make it a child of the module). The stock classes themselves are never touched, so
+layers of other models in the process stay what they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from . import tracing
+from .walk import dtype_name, stock_class
+
+if TYPE_CHECKING:
+    from .report import Report
+    from .sites import LinearSite
+
+KEY = "_accel"
+_CLASSES: dict[type, type] = {}
+
+
+class Slot:
+    """What an accelerated layer looks up per call: callables by rows, and whether they are still valid.
+
+    small, large
+        Callables for rows 1..16 and for more; None is stock.
+    arrays
+        The module's arrays at selection time. Side data of a callable belongs to these very arrays; as soon
+        as the module holds others, stock runs.
+    cast
+        For embeddings under ``activations=float32``: lookups are handed out as float32.
+    """
+
+    __slots__ = ("arrays", "cast", "dtype", "k", "large", "late", "report", "single", "site", "size", "small",
+                 "stale", "stock", "variants")  # fmt: skip
+
+    def __init__(self, module: Any, report: Report, site: LinearSite | None = None,
+                 small: Callable[..., Any] | None = None, large: Callable[..., Any] | None = None,
+                 late: Callable[[Any, LinearSite], Slot | None] | None = None, cast: bool = False) -> None:  # fmt: skip
+        import mlx.core as mx
+
+        from .probes import stock_call
+
+        self.site, self.report, self.cast, self.late = site, report, cast, late
+        self.small, self.large = small, large
+        # One callable for all rows also serves inside a shapeless trace, where rows are unknown.
+        self.single = small if small is large else None
+        self.arrays = tuple((k, v) for k, v in module.items() if isinstance(v, mx.array))
+        self.size = len(module)
+        self.dtype = getattr(mx, site.x_dtype) if site else None
+        self.k = site.k if site else 1
+        self.stock = stock_call(site.kind if site else "embedding")
+        self.stale = False
+        self.variants: dict[str, Slot | None] = {}
+
+    def fresh(self, module: Any) -> bool:
+        """True while the module holds the arrays it had at selection time."""
+        if len(module) != self.size:
+            return False
+        return all(module.get(name) is array for name, array in self.arrays)
+
+    def call(self, module: Any, x: Any, *rest: Any) -> Any:
+        """The layer's result: the chosen callable where it is valid, else stock."""
+        get = module.get
+        for name, array in self.arrays:
+            if get(name) is not array:
+                return self._stale(module, x, *rest)
+        if len(module) != self.size:
+            return self._stale(module, x, *rest)
+        if x.dtype != self.dtype:
+            return self._other_dtype(module, x, *rest)
+        size = x.size
+        if self.single is not None and size:
+            return self.single(x, *rest)
+        return self._by_rows(module, size, x, *rest)
+
+    def _by_rows(self, module: Any, size: int, x: Any, *rest: Any) -> Any:
+        if size == 0:
+            return self._empty(x, *rest)
+        if self.small is not self.large and tracing.in_dynamic_tracing():
+            return self.stock(module, x, *rest)
+        function = self.small if size <= 16 * self.k else self.large
+        return self.stock(module, x, *rest) if function is None else function(x, *rest)
+
+    def _empty(self, x: Any, *rest: Any) -> Any:
+        # Stock divides by zero here on the CPU; an empty result needs no kernel.
+        import mlx.core as mx
+        import numpy as np
+
+        site = self.site
+        assert site is not None
+        n = site.k if site.kind == "multi" and rest and not rest[0] else site.n
+        lead = tuple(x.shape[:-1])
+        if site.kind == "switch":
+            lead = (*np.broadcast_shapes(tuple(x.shape[:-2]), tuple(rest[0].shape)), x.shape[-2])
+        return mx.zeros((*lead, n), getattr(mx, site.out_dtype))
+
+    def _stale(self, module: Any, x: Any, *rest: Any) -> Any:
+        # Inside a trace the module holds tracers for the time being; that is not a change of weights.
+        if not self.stale and self.site is not None and not tracing.in_tracing(x):
+            self.stale = True
+            self.report.note(
+                f"{self.site.path}: its weights were replaced after selection; stock runs there until "
+                f"accelerate() is called again"
+            )
+        return self.stock(module, x, *rest)
+
+    def _other_dtype(self, module: Any, x: Any, *rest: Any) -> Any:
+        """Activations of a dtype that was not verified: decide once for it, outside of any trace."""
+        if self.site is None or self.late is None:
+            return self.stock(module, x, *rest)
+        name = dtype_name(x.dtype)
+        if name not in self.variants:
+            if tracing.in_tracing(x):
+                return self._empty(x, *rest) if x.size == 0 else self.stock(module, x, *rest)
+            self.variants[name] = self.late(module, self.site, name)  # type: ignore[call-arg]
+        variant = self.variants[name]
+        if variant is None:
+            return self._empty(x, *rest) if x.size == 0 else self.stock(module, x, *rest)
+        return variant.call(module, x, *rest)
+
+
+def accelerated_class(stock: type) -> type:
+    """The subclass of a stock class whose instances ask their slot first; one per stock class."""
+    if stock in _CLASSES:
+        return _CLASSES[stock]
+
+    namespace: dict[str, Any] = {
+        "_accel_stock": stock,
+        "__module__": stock.__module__,
+        "__qualname__": stock.__qualname__,
+        "__doc__": stock.__doc__,
+        "__reduce_ex__": _reduce,
+        "__reduce__": lambda self: _reduce(self, 2),
+    }
+    kind = _kind(stock)
+    if kind == "embedding":
+
+        def lookup(self: Any, x: Any) -> Any:
+            y = stock.__call__(self, x)
+            if self.__dict__[KEY].cast:
+                import mlx.core as mx
+
+                return y.astype(mx.float32)
+            return y
+
+        def as_linear(self: Any, x: Any) -> Any:
+            slot = self.__dict__[KEY]
+            return slot.call(self, x) if slot.site is not None else stock.as_linear(self, x)  # type: ignore[attr-defined]
+
+        namespace.update(__call__=lookup, as_linear=as_linear)
+    elif kind == "switch":
+
+        def switch(self: Any, x: Any, indices: Any, sorted_indices: bool = False) -> Any:
+            return self.__dict__[KEY].call(self, x, indices, sorted_indices)
+
+        namespace["__call__"] = switch
+    elif kind == "multi":
+
+        def multi(self: Any, x: Any, transpose: bool = True) -> Any:
+            return self.__dict__[KEY].call(self, x, transpose)
+
+        namespace["__call__"] = multi
+    else:
+
+        def linear(self: Any, x: Any) -> Any:
+            return self.__dict__[KEY].call(self, x)
+
+        namespace["__call__"] = linear
+    for name in ("__call__", "as_linear"):
+        if name in namespace:
+            namespace[name].__name__ = name
+            namespace[name].__qualname__ = f"{stock.__qualname__}.{name}"
+            namespace[name].__doc__ = getattr(stock, name).__doc__
+    cls = type(stock.__name__, (stock,), namespace)
+    _CLASSES[stock] = cls
+    return cls
+
+
+def install(module: Any, slot: Slot) -> None:
+    """Put `slot` into effect for one layer; replaces an earlier slot."""
+    module.__dict__[KEY] = slot
+    cls = accelerated_class(stock_class(module))
+    if type(module) is not cls:
+        module.__class__ = cls
+
+
+def uninstall(module: Any) -> bool:
+    """Give the layer its stock class back. False if it was not accelerated."""
+    cls = type(module)
+    stock = cls.__dict__.get("_accel_stock")
+    if stock is None:
+        return False
+    module.__class__ = stock
+    module.__dict__.pop(KEY, None)
+    return True
+
+
+def slot_of(module: Any) -> Slot | None:
+    """The slot of an accelerated layer, else None."""
+    return module.__dict__.get(KEY) if "_accel_stock" in type(module).__dict__ else None
+
+
+def _kind(stock: type) -> str:
+    from .walk import linear_kinds
+
+    return linear_kinds().get(stock, "linear")
+
+
+def _reduce(self: Any, protocol: Any) -> tuple[Any, ...]:
+    """Copies and pickles are stock layers: kernels and races belong to this process and this object."""
+    stock = type(self)._accel_stock
+    parts = list(super(stock, self).__reduce_ex__(max(int(protocol), 2)))
+    parts[1] = tuple(stock if a is type(self) else a for a in parts[1])
+    if isinstance(parts[2], dict):
+        parts[2] = {k: v for k, v in parts[2].items() if k != KEY}
+    return tuple(parts)

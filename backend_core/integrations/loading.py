@@ -1,0 +1,156 @@
+"""The one patch point per host: its ``load_model``.
+
+mlx-lm's ``load`` and ``sharded_load`` look ``load_model`` up as a global of ``mlx_lm.utils`` each time, so
+wrapping it there reaches every command, also where a module runs a second time as ``__main__``.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import core
+from ..checkpoints import UnknownQuantization, check_quantization
+from ..errors import AccelError, ModelError
+from ..policy import Policy
+from ..report import Report
+from ..sites import CheckpointSite
+
+
+@dataclass(frozen=True)
+class Context:
+    """What is in force: the policy, and the host command that runs ("" for library use)."""
+
+    policy: Policy
+    command: str = ""
+    stays_stock: bool = False
+
+
+def wrap(host: str, original: Callable[..., Any], current: Callable[[], Context | None]) -> Callable[..., Any]:
+    """`original` with acceleration while `current()` is a context."""
+
+    @functools.wraps(original)
+    def load_model(model_path: Any, lazy: bool = False, *args: Any, **kwargs: Any) -> Any:
+        context = current()
+        if context is None or context.stays_stock:
+            return original(model_path, lazy, *args, **kwargs)
+        sharded = sys._getframe(1).f_code.co_name == "sharded_load"
+        try:
+            return _load(host, original, context, sharded, model_path, lazy, args, kwargs)
+        except (AccelError, UnknownQuantization) as error:
+            # A command has one message and one exit code; a library and a server thread get the exception.
+            if context.command and threading.current_thread() is threading.main_thread():
+                sys.stderr.write(f"{context.command}: error: {error}\n")
+                raise SystemExit(2) from error
+            raise
+        except KeyboardInterrupt:
+            sys.stderr.write("[accel] interrupted; the model was left stock\n")
+            raise
+
+    load_model._accel_original = original  # type: ignore[attr-defined]
+    return load_model
+
+
+def _load(host: str, original: Callable[..., Any], context: Context, sharded: bool, model_path: Any,
+          lazy: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # fmt: skip
+    plugins = core.plugin_host(context.policy)
+    kwargs = _adapt(plugins, Path(model_path), kwargs)
+    try:
+        result = original(model_path, lazy, *args, **kwargs)
+    except Exception as error:
+        raise_if_damaged(Path(model_path), error)
+        raise
+    model = result[0] if isinstance(result, tuple) else result
+    if lazy and sharded:
+        _accelerate_at_first_call(model, context.policy)
+    elif lazy:
+        sys.stderr.write("[accel] loaded lazily (its weights are about to be rewritten): runs stock\n")
+    else:
+        show(core.accelerate(model, context.policy, host=plugins), context.policy)
+    return result
+
+
+def _adapt(plugins: Any, path: Path, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Check the checkpoint's quantization; ask plugins where stock does not know it."""
+    import json
+
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return kwargs  # stock's own message names the file
+    if not isinstance(config, dict):
+        return kwargs
+    method = config.get("quantization_config") or {}
+    site = CheckpointSite(
+        path=str(path), model_type=str(config.get("model_type", "")),
+        quant_method=str(method.get("quant_method", "")) if isinstance(method, dict) else "",
+        quantization=json.dumps(config.get("quantization") or method or "", sort_keys=True),
+        files=tuple(sorted(p.name for p in path.iterdir())),
+    )  # fmt: skip
+    offers, _ = plugins.collect(site) if plugins.implements("adapt_checkpoint") else ([], [])
+    if offers:
+        best = max(offers, key=lambda o: o.preference)
+        return dict(best.build({"model_path": path, **kwargs}), **{}) if best else kwargs
+    check_quantization(config, path)
+    return kwargs
+
+
+def raise_if_damaged(path: Path, error: Exception) -> None:
+    """Turn stock's exception into one that names the damage, if the directory is damaged.
+
+    Raises ModelError with the first fault and its mend.
+    """
+    from ..doctor.model import check_model
+
+    faults = [c for c in check_model(path) if c.status == "fault"]
+    if faults:
+        raise ModelError(f"{path}: {faults[0].detail}. {faults[0].mend}") from error
+
+
+def _accelerate_at_first_call(model: Any, policy: Policy) -> None:
+    """For sharded loading: layers are still to be replaced and loaded, so decide at the first forward pass."""
+    stock = type(model)
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self.__class__ = stock
+        show(core.accelerate(self, policy), policy)
+        return self(*args, **kwargs)
+
+    namespace = {"__call__": __call__, "__module__": stock.__module__, "__qualname__": stock.__qualname__}
+    model.__class__ = type(stock.__name__, (stock,), namespace)
+    sys.stderr.write("[accel] distributed: selection follows once the shards are in place\n")
+
+
+def show(report: Report, policy: Policy) -> None:
+    """Print the report to stderr in the form the policy asks for."""
+    if policy.report == "short":
+        sys.stderr.write(report.line() + "\n")
+    elif policy.report == "json":
+        sys.stderr.write(report.to_json() + "\n")
+    elif policy.report == "full":
+        from ..cli.tables import print_report
+
+        print_report(report, stderr=True)
+    sys.stderr.flush()
+
+
+def load(path: str | Path, policy: Policy, **kwargs: Any) -> tuple[Any, Any]:
+    """See :func:`backend_core.load`."""
+    utils = importlib.import_module("mlx_lm.utils")
+    function = utils.load_model
+    original = getattr(function, "_accel_original", function)
+    text = str(path)
+    if text.startswith(("/", "./", "../", "~")) and not Path(text).expanduser().exists():
+        raise ModelError(f"model directory {text} does not exist")
+    context = Context(policy)
+    utils.load_model = wrap("mlx_lm", original, lambda: context)
+    try:
+        return utils.load(text, **kwargs)  # type: ignore[no-any-return]
+    finally:
+        utils.load_model = function

@@ -1,0 +1,73 @@
+"""The kernels that plugins announce: names, files and contracts, never code."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from .offers import EXACTNESS
+from .sites import DEVICES
+
+
+@dataclass(frozen=True)
+class KernelInfo:
+    """One kernel: device code with one numeric contract.
+
+    name
+        Unique within the plugin.
+    device
+        ``"cpu"``, ``"metal"`` or ``"cuda"``.
+    path
+        The file that holds it: a shared library for the CPU, source text otherwise.
+    symbol
+        The C function, for the CPU.
+    exactness
+        ``"bitwise"``, ``"rounding"`` or ``"lossy"``.
+    """
+
+    name: str
+    device: str
+    path: Path
+    symbol: str = ""
+    exactness: str = "rounding"
+
+    def __post_init__(self) -> None:
+        if self.device not in DEVICES:
+            raise ValueError(f"kernel {self.name!r}: device {self.device!r} is not one of {DEVICES}")
+        if self.exactness not in EXACTNESS:
+            raise ValueError(f"kernel {self.name!r}: exactness {self.exactness!r} is not one of {EXACTNESS}")
+
+
+class Registry:
+    """What `register_kernels` writes into; one per plugin."""
+
+    def __init__(self, plugin: str) -> None:
+        self.plugin = plugin
+        self.kernels: list[KernelInfo] = []
+
+    def cpu(self, *, name: str, library: object, symbol: str, exactness: str = "rounding") -> None:
+        """Announce a C function `symbol` in the shared library at path `library`."""
+        self._add(KernelInfo(name, "cpu", Path(str(library)), symbol, exactness))
+
+    def source(self, *, name: str, device: str, path: object, exactness: str = "rounding") -> None:
+        """Announce Metal or CUDA source text in the file at `path`."""
+        self._add(KernelInfo(name, device, Path(str(path)), "", exactness))
+
+    def _add(self, info: KernelInfo) -> None:
+        if any(k.name == info.name and k.device == info.device for k in self.kernels):
+            raise ValueError(f"kernel {info.name!r} is registered twice for {info.device}")
+        if not info.path.is_file():
+            raise FileNotFoundError(
+                f"kernel {info.name!r}: {info.path} does not exist. Was the plugin built without a compiler? "
+                f"Reinstall it where a C++ compiler is present."
+            )
+        self.kernels.append(info)
+
+    def content_hash(self) -> str:
+        """Hash over the content of all announced files, so that a rebuilt kernel counts as new."""
+        digest = hashlib.sha256()
+        for path in sorted({k.path for k in self.kernels}):
+            digest.update(path.name.encode())
+            digest.update(path.read_bytes())
+        return digest.hexdigest()[:16]

@@ -1,0 +1,126 @@
+"""Facts about this machine, each found once and cheaply."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import os
+import platform
+import sys
+from typing import Any
+
+
+@functools.cache
+def default_device() -> str:
+    """Where mlx evaluates by default: ``"cpu"``, ``"metal"`` or ``"cuda"``."""
+    import mlx.core as mx
+
+    if mx.default_device().type == mx.DeviceType.cpu:
+        return "cpu"
+    return "metal" if mx.metal.is_available() else "cuda"
+
+
+@functools.cache
+def devices() -> tuple[str, ...]:
+    """All devices of this machine; the CPU is always there."""
+    import mlx.core as mx
+
+    found = ["cpu"]
+    if mx.metal.is_available():
+        found.append("metal")
+    if hasattr(mx, "cuda") and mx.cuda.is_available():
+        found.append("cuda")
+    return tuple(found)
+
+
+def isa_names() -> tuple[str, ...]:
+    """Instruction sets that CPU kernels may use, ``portable`` always among them."""
+    from . import native
+
+    status = native.status()
+    return ("portable", *status.isa_features) if status.available else ("portable",)
+
+
+@functools.cache
+def cpu_model() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as f:
+            for line in f:
+                if line.startswith(("model name", "Model")):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    if sys.platform == "darwin":
+        import subprocess
+
+        try:
+            return subprocess.run(["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True,
+                                  text=True, timeout=5).stdout.strip()  # fmt: skip
+        except (OSError, subprocess.SubprocessError):
+            pass
+    return platform.processor() or platform.machine()
+
+
+@functools.cache
+def version(distribution: str) -> str:
+    """Installed version of a distribution, "" if it is not installed."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def affinity() -> list[int]:
+    """CPUs this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+@functools.cache
+def native_hash() -> str:
+    """Hash of the native module's file, "" if it cannot be used."""
+    import hashlib
+
+    from . import native
+
+    if not native.status().available:
+        return ""
+    with open(native.get().__file__, "rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()[:16] if hasattr(hashlib, "file_digest") else (
+            hashlib.sha256(f.read()).hexdigest()[:16]
+        )
+
+
+def environment_facts(activations: str, plugins: dict[str, str]) -> dict[str, Any]:
+    """Everything a measured race depends on besides the site itself.
+
+    `plugins` maps plugin name to "version content_hash". The result is JSON-able; its hash is the
+    profile's environment key.
+    """
+    import mlx.core as mx
+
+    from . import native
+
+    status = native.status()
+    device = default_device()
+    gpu = ""
+    if device != "cpu":
+        info = mx.device_info() if hasattr(mx, "device_info") else {}
+        gpu = str(info.get("architecture") or info.get("device_name") or device)
+    return {
+        "machine": platform.machine(),
+        "cpu": cpu_model(),
+        "isa": list(status.isa_features),
+        "isa_cap": os.environ.get("MLX_ACCEL_ISA", ""),
+        "threads": status.threads,
+        "affinity": affinity(),
+        "system": f"{platform.system()} {platform.release()}",
+        "device": device,
+        "gpu": gpu,
+        "mlx": mx.__version__,
+        "core": version("mlx-accel"),
+        "native": native_hash(),
+        "activations": activations,
+        "plugins": dict(sorted(plugins.items())),
+    }

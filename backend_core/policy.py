@@ -1,0 +1,137 @@
+"""What the user allows: one frozen object, the same keys everywhere.
+
+``Policy(plugins="+w8a8", allow="lossy")``, ``--backend-option plugins=+w8a8`` and
+``MLX_ACCEL_PLUGINS=+w8a8`` mean the same. An option given on the command line wins over the environment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import PolicyError
+
+ENV_PREFIX = "MLX_ACCEL_"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Options of :func:`backend_core.accelerate`.
+
+    plugins
+        Names joined by commas. ``+name`` insists on a plugin: it is an error if that plugin cannot serve.
+        ``-name`` turns one off. Bare names are the only plugins used (and insisted on). ``none``: no plugin.
+    allow
+        ``"lossy"`` admits offers that change results beyond rounding. Empty: only exact ones.
+    race
+        ``"on"``: use the profile, race what it lacks. ``"force"``: race everything again.
+        ``"off"``: the profile only; what it lacks stays stock.
+    deterministic
+        Replace the race by a fixed order of preference, so that equal installations choose equally.
+    activations
+        ``"float32"``: embeddings hand out float32; ``"model"``: the model's own dtype; ``"auto"``: float32
+        on x86 CPUs (where half precision is emulated), else the model's.
+    strict
+        Raise on the first plugin fault instead of recording it.
+    report
+        What is printed after loading: ``"short"`` (one line), ``"full"`` (a table), ``"json"``, ``"none"``.
+    """
+
+    plugins: str = ""
+    allow: str = ""
+    race: str = "on"
+    deterministic: bool = False
+    activations: str = "auto"
+    strict: bool = False
+    report: str = "short"
+
+    def __post_init__(self) -> None:
+        for name, values in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in values:
+                raise PolicyError(
+                    f"{name}={value!r}: not one of {', '.join(repr(v) for v in values if v != '')}"
+                )
+        for name in ("deterministic", "strict"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                object.__setattr__(self, name, _as_bool(name, value))
+        for word in self.plugins.split(","):
+            if word.strip() in ("+", "-"):
+                raise PolicyError(f"plugins={self.plugins!r}: a sign without a plugin name")
+
+    @property
+    def named_plugins(self) -> tuple[str, ...]:
+        """Plugins the user insists on."""
+        words = self._words()
+        return tuple(w.lstrip("+") for w in words if not w.startswith("-") and w != "none")
+
+    def admits_plugin(self, name: str) -> bool:
+        """True if `name` may be used."""
+        words = self._words()
+        if f"-{name}" in words:
+            return False
+        only = [w for w in words if w[0] not in "+-"]
+        return not only or name in only or f"+{name}" in words
+
+    @property
+    def allow_lossy(self) -> bool:
+        return "lossy" in self.allow
+
+    def _words(self) -> list[str]:
+        words = [w.strip() for w in self.plugins.split(",") if w.strip()]
+        # A distribution's dashes and a module's underscores name the same plugin.
+        return [w[0] + w[1:].replace("-", "_") for w in words]
+
+    @classmethod
+    def keys(cls) -> tuple[str, ...]:
+        return tuple(f.name for f in dataclasses.fields(cls))
+
+    @classmethod
+    def from_options(cls, options: Iterable[str] = (), env: Mapping[str, str] | None = None) -> Policy:
+        """Policy from ``KEY=VALUE`` strings over the environment (``os.environ`` by default).
+
+        Raises PolicyError for an unknown key, a missing ``=`` or a value that does not exist. An empty
+        environment variable counts as unset.
+        """
+        env = os.environ if env is None else env
+        values: dict[str, Any] = {
+            key: env[ENV_PREFIX + key.upper()] for key in cls.keys() if env.get(ENV_PREFIX + key.upper())
+        }
+        given: dict[str, str] = {}
+        for option in options:
+            key, sep, value = option.partition("=")
+            key, value = key.strip(), value.strip()
+            if key not in cls.keys():
+                close = difflib.get_close_matches(key, cls.keys(), n=1)
+                hint = f" Did you mean {close[0]!r}?" if close else ""
+                raise PolicyError(f"unknown option {key!r} (options: {', '.join(cls.keys())}).{hint}")
+            if not sep:
+                raise PolicyError(f"option {key!r} needs a value: {key}=VALUE")
+            # plugins= may be given several times and adds up; of the others the last one counts.
+            given[key] = f"{given[key]},{value}" if key == "plugins" and key in given else value
+        return cls(**{**values, **given})
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "allow": ("", "lossy"),
+    "race": ("on", "off", "force"),
+    "activations": ("auto", "model", "float32"),
+    "report": ("short", "full", "json", "none"),
+}
+
+
+def _as_bool(name: str, value: Any) -> bool:
+    text = str(value).strip().lower()
+    if text in ("1", "true", "yes", "on"):
+        return True
+    if text in ("0", "false", "no", "off", ""):
+        return False
+    raise PolicyError(f"{name}={value!r}: use 1 or 0")

@@ -1,0 +1,222 @@
+"""The profile: measured races of this machine, and the quarantine, in one JSON file.
+
+    {"format": 1,
+     "environments": {KEY: {"facts": {...}, "races": {SIGNATURE: {OFFER: {...}}}}},
+     "quarantine": {OFFER_KEY: {"offer": ..., "reason": ..., "when": ...}}}
+
+KEY hashes everything a time depends on (machine.environment_facts); another mlx, another thread count or a
+rebuilt kernel is another environment. The file is read whole and replaced whole: a reader sees the old or the
+new one, never half of one. Two writers take a lock and merge. A file that cannot be read is put aside and
+noted, one that cannot be written is noted; neither stops anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from . import paths
+
+FORMAT = 1
+#: Environments kept, newest first: a profile must not grow with every upgrade.
+MAX_ENVIRONMENTS = 16
+
+
+class Profile:
+    """One environment's view of the profile file.
+
+    notes
+        What was odd about the file, as sentences for the report.
+    """
+
+    def __init__(self, facts: dict[str, Any], path: Path | None = None) -> None:
+        self.path = path or paths.profile_path()
+        self.facts = facts
+        self.key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+        self.notes: list[str] = []
+        self._races: dict[str, dict[str, Any]] = {}
+        self._new: dict[str, dict[str, Any]] = {}
+        data = self._read()
+        self._races = data["environments"].get(self.key, {}).get("races", {})
+        self.quarantined: dict[str, dict[str, Any]] = data["quarantine"]
+        if self._reap_markers():
+            self._update(lambda d: d["quarantine"].update(self.quarantined))
+
+    # Races
+
+    def get(self, signature: str, offer: str) -> dict[str, Any] | None:
+        """The stored race of an offer at a site signature."""
+        entry = self._races.get(signature, {}).get(offer)
+        return entry if isinstance(entry, dict) and isinstance(entry.get("rows"), dict) else None
+
+    def put(self, signature: str, offer: str, race: dict[str, Any]) -> None:
+        """Remember a race; written by :meth:`save`."""
+        self._races.setdefault(signature, {})[offer] = race
+        self._new.setdefault(signature, {})[offer] = race
+
+    def save(self) -> None:
+        """Merge new races into the file."""
+        if not self._new:
+            return
+
+        def merge(data: dict[str, Any]) -> None:
+            environment = data["environments"].pop(self.key, {"facts": self.facts, "races": {}})
+            for signature, offers in self._new.items():
+                environment["races"].setdefault(signature, {}).update(offers)
+            environment["when"] = time.time()
+            data["environments"][self.key] = environment
+            newest = sorted(data["environments"].items(), key=lambda e: -e[1].get("when", 0))
+            data["environments"] = dict(newest[:MAX_ENVIRONMENTS])
+
+        if self._update(merge):
+            self._new = {}
+
+    # Quarantine
+
+    def quarantine_reason(self, offer_key: str) -> str:
+        """Why an offer is quarantined, "" if it is not."""
+        return str(self.quarantined.get(offer_key, {}).get("reason", ""))
+
+    def quarantine(self, offer_key: str, offer: str, reason: str) -> None:
+        """Never run this offer again (until its plugin or mlx changes, or the profile is cleared)."""
+        entry = {"offer": offer, "reason": reason, "when": time.time()}
+        self.quarantined[offer_key] = entry
+        self._update(lambda data: data["quarantine"].update({offer_key: entry}))
+
+    @contextlib.contextmanager
+    def in_flight(self, offer_key: str, offer: str) -> Iterator[None]:
+        """Leaves a marker while an offer's code runs for the first time.
+
+        A crash of the process leaves the marker behind; the next process finds it, sees that its writer is
+        dead, and quarantines the offer. An exception or an interrupt removes it.
+        """
+        marker = self.path.parent / "inflight" / f"{offer_key}.{os.getpid()}.json"
+        try:
+            marker.parent.mkdir(parents=True, exist_ok=True)
+            text = json.dumps({"offer": offer, "offer_key": offer_key, "pid": os.getpid(),
+                               "boot": _boot_id(), "start": _start_time(os.getpid()), "when": time.time()})
+            marker.write_text(text)
+        except OSError as error:
+            self._note_unwritable(error)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                marker.unlink(missing_ok=True)
+
+    def _reap_markers(self) -> bool:
+        found = False
+        with contextlib.suppress(OSError):
+            for marker in (self.path.parent / "inflight").glob("*.json"):
+                try:
+                    data = json.loads(marker.read_text())
+                    pid, start = int(data["pid"]), data.get("start")
+                except (OSError, ValueError, KeyError, TypeError):
+                    # Being written right now, or cut off by the crash itself.
+                    if _age(marker) > 60:
+                        marker.unlink(missing_ok=True)
+                    continue
+                if data.get("boot") == _boot_id() and _start_time(pid) == start and start is not None:
+                    continue  # its writer lives
+                self.quarantined[data["offer_key"]] = {
+                    "offer": data["offer"],
+                    "reason": "the process died while this offer ran for the first time",
+                    "when": data.get("when"),
+                }
+                self.notes.append(
+                    f"{data['offer']} is quarantined: an earlier process died while it ran "
+                    f"(mlx-accel profile clear lifts this)"
+                )
+                marker.unlink(missing_ok=True)
+                found = True
+        return found
+
+    # The file
+
+    def _read(self) -> dict[str, Any]:
+        empty: dict[str, Any] = {"format": FORMAT, "environments": {}, "quarantine": {}}
+        try:
+            data = json.loads(self.path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return empty
+        except OSError as error:
+            self.notes.append(f"profile {self.path} cannot be read ({error.strerror}); racing without it")
+            return empty
+        except ValueError:
+            self.notes.append(f"profile {self.path} is corrupt and was ignored")
+            return empty
+        if not isinstance(data, dict) or data.get("format") != FORMAT or not all(
+            isinstance(data.get(k), dict) for k in ("environments", "quarantine")
+        ):
+            self.notes.append(f"profile {self.path} has another format and was ignored")
+            return empty
+        if self.key not in data["environments"] and data["environments"]:
+            self.notes.append("profile is from another environment (versions, threads or kernels changed)")
+        return data
+
+    def _update(self, change: Any) -> bool:
+        """Read, change and replace the file under its lock. False if that was not possible."""
+        import filelock
+
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with filelock.FileLock(str(self.path) + ".lock", timeout=5):
+                notes, self.notes = self.notes, []
+                data = self._read()
+                self.notes = notes
+                change(data)
+                handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=".profile-")
+                try:
+                    with os.fdopen(handle, "w", encoding="utf-8") as f:
+                        json.dump(data, f)
+                    os.replace(name, self.path)
+                except BaseException:
+                    with contextlib.suppress(OSError):
+                        os.unlink(name)
+                    raise
+            return True
+        except (OSError, filelock.Timeout) as error:
+            self._note_unwritable(error)
+            return False
+
+    def _note_unwritable(self, error: BaseException) -> None:
+        why = getattr(error, "strerror", None) or type(error).__name__
+        text = f"profile {self.path} cannot be written ({why}); races are not remembered"
+        if text not in self.notes:
+            self.notes.append(text)
+
+
+def _age(path: Path) -> float:
+    try:
+        return time.time() - path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _start_time(pid: int) -> str | None:
+    """Something that differs between two processes which had the same pid; None if `pid` is dead."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        pass
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return None
+    except OSError:
+        return "alive"
+    return "alive"

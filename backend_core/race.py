@@ -1,0 +1,159 @@
+"""Races: an offer against stock on this machine, without side effects.
+
+Timed is ``layer(x)`` with its Python, many calls in one evaluation, rotating over all layers of one
+signature so that weights come from memory as they do between tokens. Ours goes first; stock is slow on some
+devices, so it runs at few rows or on a slice of the matrix and is extrapolated, which is exact where its time
+is proportional to the work and said in the result (`how`).
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .probes import LinearProbe, sliced
+
+#: Rows raced at load time: decode, a short verification, the largest verification, a prompt.
+RACE_ROWS = (1, 4, 16, 64)
+#: How much each of the rows 1, 4, 16 weighs in the decision for rows 1..16.
+WEIGHTS = {1: 0.7, 4: 0.2, 16: 0.1}
+#: A lead of this factor needs no further repetition.
+CLEAR_LEAD = 3.0
+#: Stock never runs at more rows than this on the CPU.
+STOCK_MAX_ROWS = 4
+_MIN_CALLS = 20
+_MAX_ROUNDS = 5
+_STOCK_BUDGET_S = 0.012
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one call at one number of rows, ours and stock's, with the relative spread of the ratio."""
+
+    ours: float
+    stock: float
+    spread: float
+    how: str = "raced"
+
+    @property
+    def ratio(self) -> float:
+        return self.stock / self.ours if self.ours > 0 else 0.0
+
+    @property
+    def wins(self) -> bool:
+        """True if ours is faster beyond the noise."""
+        return self.ratio > 1.0 + max(self.spread, 0.02)
+
+    @property
+    def not_slower(self) -> bool:
+        """True unless ours is slower beyond the noise."""
+        return self.ratio > 1.0 - max(self.spread, 0.02)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"ours": self.ours, "stock": self.stock, "spread": self.spread, "how": self.how}
+
+
+def race(probe: LinearProbe, modules: Sequence[Any], ours: Callable[..., Any], rows: Sequence[int],
+         device: str = "cpu") -> dict[int, Timing]:  # fmt: skip
+    """Time `ours(module, *args)` against stock at each number of rows.
+
+    modules: layers with one signature. Raises whatever the layers raise.
+    """
+    result: dict[int, Timing] = {}
+    stock_cost: float | None = None  # seconds per row, from the rows timed before
+    for m in sorted(rows):
+        args = probe.args(m)
+        _, mine = _batch_time(lambda module, a=args: ours(module, *a), modules, 1)
+        calls = max(_MIN_CALLS, min(200, int(0.002 / max(mine, 1e-7)))) if m <= 16 else 3
+        if mine * calls > 0.2:
+            calls = max(2, int(0.2 / mine))
+        if device == "cpu" and m > STOCK_MAX_ROWS and stock_cost is not None:
+            times = sorted(_batch_time(lambda module, a=args: ours(module, *a), modules, calls)[1]
+                           for _ in range(3))  # fmt: skip
+            spread = (times[2] - times[0]) / times[1]
+            result[m] = Timing(times[1], stock_cost * m, spread, "extrapolated")
+            continue
+        timing = _duel(probe, modules, ours, args, calls)
+        result[m] = timing
+        stock_cost = timing.stock / m
+    return result
+
+
+def _duel(probe: LinearProbe, modules: Sequence[Any], ours: Callable[..., Any], args: tuple[Any, ...],
+          calls: int) -> Timing:  # fmt: skip
+    """ABBA until the answer is clear."""
+    stock, factor, stock_calls, how = _stock_runner(probe, modules, args, calls)
+    mine: list[float] = []
+    theirs: list[float] = []
+
+    def run_ours() -> None:
+        mine.append(_batch_time(lambda module: ours(module, *args), modules, calls)[1])
+
+    def run_stock() -> None:
+        theirs.append(_batch_time(lambda module: stock(module, *args), modules, stock_calls)[1] * factor)
+
+    run_ours()
+    run_stock()
+    if theirs[0] > CLEAR_LEAD * mine[0]:
+        run_ours()
+        return Timing(statistics.median(mine), theirs[0], _spread(mine), how)
+    for _ in range(_MAX_ROUNDS):
+        run_stock()
+        run_ours()
+        run_ours()
+        run_stock()
+        timing = Timing(statistics.median(mine), statistics.median(theirs), _spread(mine) + _spread(theirs), how)
+        if timing.wins or not timing.not_slower:
+            break
+    return timing
+
+
+def _stock_runner(probe: LinearProbe, modules: Sequence[Any], args: tuple[Any, ...], calls: int
+                  ) -> tuple[Callable[..., Any], float, int, str]:  # fmt: skip
+    """(callable, factor, calls, how): stock on the whole layer if that is cheap, else on its first columns."""
+    site = probe.site
+    if site.kind in ("linear", "embedding") and site.n > 128:
+        # A small slice first: one whole call may take seconds and cannot be interrupted.
+        part = 64
+        slice_of = {id(m): sliced(m, 0, part) for m in modules[:4]}
+        first = list(slice_of.values())
+        _batch_time(lambda module: probe.stock(module, *args), first, 1)
+        _, cost = _batch_time(lambda module: probe.stock(module, *args), first, 2)
+        whole = cost * site.n / part
+        if whole * calls <= 0.25:
+            return probe.stock, 1.0, calls, "raced"
+        if whole > _STOCK_BUDGET_S:
+            part = max(part, min(site.n, int(site.n * _STOCK_BUDGET_S / whole) // 64 * 64))
+        else:
+            part = site.n
+        if part < site.n:
+            slice_of = {id(m): sliced(m, 0, part) for m in modules}
+            return (lambda module, *a: probe.stock(slice_of[id(module)], *a), site.n / part, 4,
+                    "raced (stock on a slice)")  # fmt: skip
+        return probe.stock, 1.0, max(2, int(0.25 / whole)), "raced"
+    _, cost = _batch_time(lambda module: probe.stock(module, *args), modules[:1], 1)
+    return probe.stock, 1.0, max(1, min(calls, int(0.25 / max(cost, 1e-7)))), "raced"
+
+
+def _batch_time(call: Callable[[Any], Any], modules: Sequence[Any], calls: int) -> tuple[Any, float]:
+    """Seconds per call of `calls` calls in one evaluation, rotating over `modules`."""
+    import mlx.core as mx
+
+    begin = time.perf_counter()
+    results = [call(modules[i % len(modules)]) for i in range(calls)]
+    mx.eval(results)
+    return results, (time.perf_counter() - begin) / calls
+
+
+def _spread(times: list[float]) -> float:
+    """Half the distance between the quartiles over the median (range for few samples)."""
+    if len(times) < 2:
+        return 0.0
+    median = statistics.median(times)
+    if len(times) < 4:
+        return (max(times) - min(times)) / 2 / median
+    low, _, high = statistics.quantiles(times, n=4)
+    return (high - low) / 2 / median

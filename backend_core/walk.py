@@ -1,0 +1,247 @@
+"""Walking a model: which modules are sites, and what is known about each."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from .machine import default_device
+from .sites import LinearSite, MoeSite, OpSite
+
+#: (module, class, kind, quantized) of every class that is a linear site, compared exactly: a subclass may
+#: compute something else. Looked up in sys.modules, so that nothing is imported for a model not using it.
+_LINEAR_CLASSES = (
+    ("mlx.nn", "Linear", "linear"),
+    ("mlx.nn", "QuantizedLinear", "linear"),
+    ("mlx.nn", "Embedding", "embedding"),
+    ("mlx.nn", "QuantizedEmbedding", "embedding"),
+    ("mlx_lm.models.switch_layers", "SwitchLinear", "switch"),
+    ("mlx_lm.models.switch_layers", "QuantizedSwitchLinear", "switch"),
+    ("mlx_vlm.models.switch_layers", "SwitchLinear", "switch"),
+    ("mlx_vlm.models.switch_layers", "QuantizedSwitchLinear", "switch"),
+    ("mlx_lm.models.mla", "MultiLinear", "multi"),
+    ("mlx_lm.models.mla", "QuantizedMultiLinear", "multi"),
+    ("mlx_vlm.models.mla", "MultiLinear", "multi"),
+    ("mlx_vlm.models.mla", "QuantizedMultiLinear", "multi"),
+)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A site with the live module it describes."""
+
+    site: Any
+    module: Any
+
+
+def stock_class(module: Any) -> type:
+    """The module's class, or the stock class behind an accelerated one."""
+    cls = type(module)
+    return cls.__dict__.get("_accel_stock", cls)
+
+
+def linear_kinds() -> dict[type, str]:
+    """Stock classes of linear sites known to this process -> kind."""
+    kinds = {}
+    for module, name, kind in _LINEAR_CLASSES:
+        cls = getattr(sys.modules.get(module), name, None)
+        if isinstance(cls, type):
+            kinds[cls] = kind
+    return kinds
+
+
+def dtype_name(dtype: Any) -> str:
+    """``"float32"`` from ``mlx.core.float32``."""
+    return str(dtype).rpartition(".")[2]
+
+
+def host_of(model: Any) -> str:
+    root = type(model).__module__.partition(".")[0]
+    return root if root in ("mlx_lm", "mlx_vlm") else ""
+
+
+def model_type_of(model: Any) -> str:
+    for holder in (model, getattr(model, "args", None), getattr(model, "config", None)):
+        if isinstance(value := getattr(holder, "model_type", None), str):
+            return value
+    return ""
+
+
+def activations_dtype(model: Any) -> str:
+    """dtype of the activations that the first embedding hands out, "" without one."""
+    import mlx.nn as nn
+
+    for _, module in model.named_modules():
+        cls = stock_class(module)
+        if cls is nn.QuantizedEmbedding:
+            scales = module["scales"].dtype
+            return dtype_name(module["weight"].dtype if "uint8" in str(scales) else scales)
+        if cls is nn.Embedding:
+            return dtype_name(module["weight"].dtype)
+    return ""
+
+
+def find_linears(model: Any, x_dtype: str = "") -> list[Found]:
+    """Every linear site of a model; a module the model holds twice is one site with aliases.
+
+    x_dtype: dtype of the activations under the policy in force, "" to take each layer's own.
+    """
+    kinds = linear_kinds()
+    modules = list(model.named_modules())
+    tied = {id(m) for m in tied_embeddings(modules)}
+    paths: dict[int, list[str]] = {}
+    for path, module in modules:
+        paths.setdefault(id(module), []).append(path)
+    by_path = dict(modules)
+    host, model_type, device = host_of(model), model_type_of(model), default_device()
+    found, seen = [], set()
+    for path, module in sorted(modules, key=lambda item: _natural(item[0])):
+        kind = kinds.get(stock_class(module))
+        if kind is None or id(module) in seen or (kind == "embedding" and id(module) not in tied):
+            continue
+        seen.add(id(module))
+        names = sorted(paths[id(module)], key=_natural)
+        parent = by_path.get(names[0].rpartition(".")[0])
+        facts = linear_facts(module, kind, x_dtype)
+        if facts is None:
+            continue
+        site = LinearSite(
+            path=names[0],
+            aliases=tuple(names[1:]),
+            device=device,
+            host=host,
+            model_type=model_type,
+            in_lora=parent is not None and type(parent).__name__.startswith(("LoRA", "DoRA")),
+            **facts,
+        )
+        found.append(Found(site, module))
+    return found
+
+
+def linear_facts(module: Any, kind: str, x_dtype: str = "") -> dict[str, Any] | None:
+    """The fields of :class:`LinearSite` that come from the module itself; None if it holds no matrix yet."""
+    import mlx.core as mx
+
+    weight, scales = module.get("weight"), module.get("scales")
+    if weight is None or weight.ndim not in (2, 3) or (weight.ndim == 3) != (kind in ("switch", "multi")):
+        return None
+    bits, group_size = getattr(module, "bits", 0) or 0, getattr(module, "group_size", 0) or 0
+    mode = getattr(module, "mode", "affine") if scales is not None else "dense"
+    k = weight.shape[-1] if scales is None else weight.shape[-1] * 32 // bits
+    own = weight.dtype if scales is None else scales.dtype
+    if own == mx.uint8:  # microscaling formats carry no float dtype of their own
+        own = mx.bfloat16 if not x_dtype else getattr(mx, x_dtype)
+    x = getattr(mx, x_dtype) if x_dtype else own
+    out = mx.result_type(mx.zeros((), x), mx.zeros((), own))
+    if scales is not None and scales.dtype == mx.uint8:
+        out = x
+    bias = module.get("bias")
+    if bias is not None:
+        out = mx.result_type(mx.zeros((), out), mx.zeros((), bias.dtype))
+    return {
+        "kind": kind,
+        "n": weight.shape[-2],
+        "k": k,
+        "batch": weight.shape[0] if weight.ndim == 3 else 1,
+        "mode": mode,
+        "bits": bits if scales is not None else 0,
+        "group_size": group_size if scales is not None else 0,
+        "weight_dtype": dtype_name(weight.dtype),
+        "scales_dtype": "" if scales is None else dtype_name(scales.dtype),
+        "has_bias": bias is not None,
+        "x_dtype": dtype_name(x),
+        "out_dtype": dtype_name(out),
+    }
+
+
+def tied_embeddings(modules: list[tuple[str, Any]]) -> Iterator[Any]:
+    """Embeddings that the model also uses as output projection.
+
+    Nothing in a module says so; it shows in the code that calls ``<embedding>.as_linear``. A class whose code
+    names ``as_linear`` and an embedding it holds uses it, unless the same code would rather use an
+    ``lm_head`` that is there.
+    """
+    import mlx.nn as nn
+
+    names_by_class: dict[type, list[set[str]]] = {}
+    for _, owner in modules:
+        cls = type(owner)
+        if cls not in names_by_class:
+            names_by_class[cls] = [
+                set(code.co_names)
+                for base in cls.__mro__
+                for function in vars(base).values()
+                if (code := getattr(function, "__code__", None)) and "as_linear" in code.co_names
+            ]
+        for names in names_by_class[cls]:
+            if any(h in names and h in owner for h in ("lm_head", "output", "output_layer", "head")):
+                continue
+            for _, module in owner.named_modules():
+                for name in names:
+                    child = module.get(name) if isinstance(module, dict) else None
+                    if child is not None and stock_class(child) in (nn.Embedding, nn.QuantizedEmbedding):
+                        yield child
+
+
+def find_moe(model: Any, x_dtype: str = "") -> list[Found]:
+    """Every ``SwitchGLU`` / ``SwitchMLP`` block."""
+    found = []
+    for path, module in model.named_modules():
+        name = stock_class(module).__name__
+        gated = name.endswith("SwitchGLU")
+        if not gated and name != "SwitchMLP":
+            continue
+        keys = ("gate_proj", "up_proj", "down_proj") if gated else ("fc1", "fc2")
+        parts = [module.get(key) for key in keys]
+        if any(p is None or "weight" not in p for p in parts):
+            continue
+        facts = [linear_facts(p, "switch", x_dtype) for p in parts]
+        if any(f is None for f in facts):
+            continue
+        first, same = facts[0], ("mode", "bits", "group_size", "weight_dtype", "scales_dtype", "has_bias")
+        assert first is not None
+        site = MoeSite(
+            path=path, device=default_device(), host=host_of(model), model_type=model_type_of(model),
+            d_model=first["k"], d_hidden=first["n"], n_experts=first["batch"], gated=gated,
+            activation=type(getattr(module, "activation", None)).__name__,
+            uniform=all(f[s] == first[s] for f in facts if f for s in same),
+            x_dtype=first["x_dtype"], **{s: first[s] for s in same},
+        )  # fmt: skip
+        found.append(Found(site, module))
+    return found
+
+
+def find_ops(model: Any, x_dtype: str = "") -> list[Found]:
+    """Norm and rope modules."""
+    import mlx.nn as nn
+
+    found = []
+    for path, module in model.named_modules():
+        cls = stock_class(module)
+        common = {"path": path, "device": default_device(), "host": host_of(model),
+                  "model_type": model_type_of(model)}  # fmt: skip
+        if cls in (nn.RMSNorm, nn.LayerNorm):
+            weight = module.get("weight")
+            site = OpSite(
+                op="rms_norm" if cls is nn.RMSNorm else "layer_norm", eps=float(module.eps),
+                dims=0 if weight is None else weight.shape[-1],
+                weight_dtype="" if weight is None else dtype_name(weight.dtype),
+                x_dtype=x_dtype or ("float32" if weight is None else dtype_name(weight.dtype)), **common,
+            )  # fmt: skip
+        elif cls is nn.RoPE:
+            site = OpSite(
+                op="rope", dims=module.dims, rope_dims=module.dims, rope_base=float(module.base),
+                rope_scale=float(module.scale), rope_traditional=bool(module.traditional),
+                x_dtype=x_dtype or "float32", **common,
+            )  # fmt: skip
+        else:
+            continue
+        found.append(Found(site, module))
+    return found
+
+
+def _natural(path: str) -> tuple[Any, ...]:
+    """Sort key under which layer 2 comes before layer 10."""
+    return tuple((0, int(p), "") if p.isdigit() else (1, 0, p) for p in path.split("."))
