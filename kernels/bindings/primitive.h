@@ -1,0 +1,58 @@
+/* The lazy mlx primitive that runs a CPU kernel. */
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "library.h"
+#include "mlx/primitives.h"
+#include "rules.h"
+
+namespace accel {
+
+/* A gradient given by the user. Implemented where Python is known (gradient.cpp). */
+struct Gradient {
+  virtual ~Gradient() = default;
+  virtual std::vector<mx::array> vjp(const std::vector<mx::array>& primals,
+                                     const std::vector<mx::array>& cotangents,
+                                     const std::vector<int>& argnums) const = 0;
+  virtual bool same(const Gradient& other) const = 0;
+};
+
+/* What a call does, apart from its inputs; shared by graph nodes and queued tasks, never changed. */
+struct Spec {
+  std::shared_ptr<const Kernel> kernel;
+  std::string name;
+  std::vector<ShapeRule> shapes;
+  std::vector<DtypeRule> dtypes;
+  bool ensure_row_contiguous = true;
+  std::shared_ptr<const Gradient> gradient; // may be null
+};
+
+using Params = std::vector<accel_param>;
+
+class KernelPrimitive : public mx::Primitive {
+ public:
+  KernelPrimitive(mx::Stream stream, std::shared_ptr<const Spec> spec, std::shared_ptr<const Params> params)
+      : Primitive(stream), spec_(std::move(spec)), params_(std::move(params)) {}
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
+  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
+  std::vector<mx::array> vjp(const std::vector<mx::array>& primals, const std::vector<mx::array>& cotangents,
+                             const std::vector<int>& argnums, const std::vector<mx::array>& outputs) override;
+  std::vector<mx::array> jvp(const std::vector<mx::array>& primals, const std::vector<mx::array>& tangents,
+                             const std::vector<int>& argnums) override;
+  std::pair<std::vector<mx::array>, std::vector<int>> vmap(const std::vector<mx::array>& inputs,
+                                                           const std::vector<int>& axes) override;
+  const char* name() const override { return spec_->name.c_str(); }
+  bool is_equivalent(const mx::Primitive& other) const override;
+  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
+
+ private:
+  std::shared_ptr<const Spec> spec_;
+  std::shared_ptr<const Params> params_;
+};
+
+
+} // namespace accel

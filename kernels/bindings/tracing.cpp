@@ -1,0 +1,44 @@
+/* What mlx is recording at the moment.
+ *
+ * libmlx keeps its tracing state to itself, but two exported functions depend on it, so that it can be seen
+ * from outside:
+ *   - array::is_tracer() of an array marked as a tracer is true exactly while a trace is recorded (or a graph
+ *     is to be retained for export);
+ *   - broadcast_arrays() makes nodes with all arrays as inputs while a shapeless trace is recorded, and nodes
+ *     with one input otherwise. */
+#include "call.h"
+#include "mlx/ops.h"
+#include "mlx/stream.h"
+
+using namespace nanobind::literals;
+
+namespace accel {
+namespace {
+
+mx::array marked(mx::Shape shape) {
+  mx::array a = mx::zeros(std::move(shape), mx::float32, mx::default_stream(mx::Device(mx::Device::cpu)));
+  a.set_tracer(true);
+  return a;
+}
+
+bool tracing() { return marked({1}).is_tracer(); }
+
+bool shapeless() {
+  if (!tracing()) return false;
+  const mx::Stream stream = mx::default_stream(mx::Device(mx::Device::cpu));
+  std::vector<mx::array> out = mx::broadcast_arrays({marked({1, 1}), marked({2, 1})}, stream);
+  return out[0].has_primitive() && out[0].inputs().size() > 1;
+}
+
+} // namespace
+
+void register_tracing(nb::module_& m) {
+  m.def(
+      "in_tracing", [](const mx::array* a) { return a ? a->is_tracer() : tracing(); }, "array"_a = nb::none(),
+      "True while mlx records a graph (mx.compile, mx.grad, mx.vjp, mx.jvp, mx.vmap, mx.export_function) on this "
+      "thread; with an array, True if that array is part of what is being recorded.");
+  m.def("in_dynamic_tracing", &shapeless,
+        "True while mlx records a graph whose shapes may differ at replay (shapeless compile or export).");
+}
+
+} // namespace accel

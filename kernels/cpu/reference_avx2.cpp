@@ -1,0 +1,2 @@
+#define ACCEL_VARIANT avx2
+#include "reference_body.h"

@@ -1,0 +1,2 @@
+#define ACCEL_VARIANT avx512
+#include "reference_body.h"

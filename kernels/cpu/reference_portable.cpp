@@ -1,0 +1,2 @@
+#define ACCEL_VARIANT portable
+#include "reference_body.h"

@@ -1,0 +1,225 @@
+#include "thread_pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "cpus.h"
+
+namespace accel::pool {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Long enough to span the small ops between two kernels of a decode step, short enough not to take a core
+// from the thread that builds the next step.
+constexpr auto kSpin = std::chrono::microseconds(30);
+
+void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield");
+#endif
+}
+
+thread_local bool in_loop = false;
+
+void run_inline(int64_t n, int64_t grain, Task task, void* arg) {
+  const bool outer = in_loop;
+  in_loop = true;
+  for (int64_t begin = 0; begin < n; begin += grain) task(arg, begin, std::min(begin + grain, n));
+  in_loop = outer;
+}
+
+class Pool {
+ public:
+  int threads() {
+    int n = size_.load(std::memory_order_relaxed);
+    if (n == 0) {
+      int expected = 0;
+      n = default_threads();
+      if (!size_.compare_exchange_strong(expected, n)) n = expected;
+    }
+    return n;
+  }
+
+  void set_threads(int n) {
+    n = n > 0 ? std::min(n, 1024) : default_threads();
+    std::lock_guard<std::mutex> owner(owner_);
+    if (n == size_.load()) return;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      stop_.store(true);
+    }
+    wake_.notify_all();
+    for (std::thread& worker : workers_) worker.join();
+    workers_.clear();
+    stop_.store(false);
+    size_.store(n);
+  }
+
+  void parallel_for(int64_t n, int64_t grain, Task task, void* arg) {
+    if (n <= 0) return;
+    grain = std::max<int64_t>(grain, 1);
+    if (n <= grain || in_loop || threads() == 1 || !owner_.try_lock()) {
+      run_inline(n, grain, task, arg);
+      return;
+    }
+    std::lock_guard<std::mutex> owner(owner_, std::adopt_lock);
+    start_workers();
+
+    // The gate is closed and nobody is inside: the loop's fields are ours to write.
+    n_ = n;
+    grain_ = grain;
+    task_ = task;
+    arg_ = arg;
+    next_.store(0, std::memory_order_relaxed);
+    const int64_t pieces = (n + grain - 1) / grain;
+    const uint64_t places = uint64_t(std::min<int64_t>(pieces - 1, int64_t(workers_.size())));
+    epoch_ = (epoch_ + 1) & kEpochMask;
+    // seq_cst here and in sleep(): either we see the sleeper or the sleeper sees the open gate.
+    gate_.store(kOpen | (epoch_ << kEpochShift) | (places << kPlaceShift), std::memory_order_seq_cst);
+    if (sleepers_.load(std::memory_order_seq_cst) > 0) {
+      { std::lock_guard<std::mutex> lock(mutex_); }
+      wake_.notify_all();
+    }
+
+    work();
+
+    // No more workers in; wait for those inside. Their pieces are claimed, so this is short unless the
+    // system took their processor away.
+    uint64_t gate = gate_.fetch_and(~kOpen, std::memory_order_acq_rel);
+    const Clock::time_point start = Clock::now();
+    for (int i = 0; (gate & kInsideMask) != 0; ++i) {
+      if (i < 1000) {
+        relax();
+      } else if (Clock::now() - start < std::chrono::milliseconds(1)) {
+        sched_yield();
+      } else {
+        std::this_thread::sleep_for(std::chrono::microseconds(20));
+      }
+      gate = gate_.load(std::memory_order_acquire);
+    }
+  }
+
+ private:
+  // The gate: open bit | epoch (31 bits) | places left (16 bits) | workers inside (16 bits).
+  static constexpr uint64_t kOpen = 1ull << 63, kInsideMask = 0xffff, kPlaceMask = 0xffff,
+                            kEpochMask = 0x7fffffff;
+  static constexpr int kPlaceShift = 16, kEpochShift = 32;
+
+  static uint64_t epoch_of(uint64_t gate) { return (gate >> kEpochShift) & kEpochMask; }
+  static bool has_place(uint64_t gate) { return (gate & kOpen) && ((gate >> kPlaceShift) & kPlaceMask); }
+
+  void start_workers() {
+    while (int(workers_.size()) < threads() - 1) {
+      try {
+        workers_.emplace_back([this] { worker(); });
+      } catch (const std::system_error&) {
+        // The system gives no more threads: be content with those there are.
+        size_.store(int(workers_.size()) + 1);
+        return;
+      }
+    }
+  }
+
+  void work() {
+    in_loop = true;
+    const int64_t n = n_, grain = grain_;
+    while (true) {
+      const int64_t begin = next_.fetch_add(grain, std::memory_order_relaxed);
+      if (begin >= n) break;
+      task_(arg_, begin, std::min(begin + grain, n));
+    }
+    in_loop = false;
+  }
+
+  void worker() {
+    uint64_t seen = 0; // epoch of the last loop this worker took part in or saw full
+    while (!stop_.load(std::memory_order_relaxed)) {
+      uint64_t gate = gate_.load(std::memory_order_acquire);
+      if (!has_place(gate) || epoch_of(gate) == seen) {
+        wait(seen);
+        continue;
+      }
+      const uint64_t inside = gate + 1 - (1ull << kPlaceShift);
+      if (!gate_.compare_exchange_weak(gate, inside, std::memory_order_acq_rel)) continue;
+      seen = epoch_of(gate);
+      work();
+      gate_.fetch_sub(1, std::memory_order_release);
+    }
+  }
+
+  bool ready(uint64_t seen, std::memory_order order) const {
+    const uint64_t gate = gate_.load(order);
+    return has_place(gate) && epoch_of(gate) != seen;
+  }
+
+  void wait(uint64_t seen) {
+    const Clock::time_point start = Clock::now();
+    do {
+      for (int i = 0; i < 64; ++i) {
+        if (ready(seen, std::memory_order_relaxed)) return;
+        relax();
+      }
+      sched_yield(); // somebody else may have better use for this processor
+      if (stop_.load(std::memory_order_relaxed)) return;
+    } while (Clock::now() - start < kSpin);
+    std::unique_lock<std::mutex> lock(mutex_);
+    sleepers_.fetch_add(1, std::memory_order_seq_cst);
+    wake_.wait(lock, [&] { return ready(seen, std::memory_order_seq_cst) || stop_.load(); });
+    sleepers_.fetch_sub(1, std::memory_order_relaxed);
+  }
+
+  std::mutex owner_; // held by the thread whose loop has the workers
+  std::vector<std::thread> workers_;
+  std::atomic<int> size_{0}; // 0: not asked for yet
+  uint64_t epoch_ = 0;
+
+  // Of the loop that is running; written while the gate is closed and empty.
+  int64_t n_ = 0, grain_ = 1;
+  Task task_ = nullptr;
+  void* arg_ = nullptr;
+
+  alignas(128) std::atomic<int64_t> next_{0};
+  alignas(128) std::atomic<uint64_t> gate_{0};
+  alignas(128) std::atomic<int> sleepers_{0};
+  std::atomic<bool> stop_{false};
+  std::mutex mutex_;
+  std::condition_variable wake_;
+};
+
+std::atomic<Pool*> current{nullptr};
+
+// The threads of the old pool do not exist in the child and its locks may be held for ever: leave it behind.
+void after_fork_in_child() {
+  current.store(nullptr);
+  in_loop = false;
+}
+
+Pool& pool() {
+  Pool* p = current.load(std::memory_order_acquire);
+  if (p) return *p;
+  static const int registered = pthread_atfork(nullptr, nullptr, after_fork_in_child);
+  (void)registered;
+  Pool* fresh = new Pool; // never deleted
+  if (current.compare_exchange_strong(p, fresh)) return *fresh;
+  delete fresh;
+  return *p;
+}
+
+} // namespace
+
+int threads() { return pool().threads(); }
+void set_threads(int n) { pool().set_threads(n); }
+void parallel_for(int64_t n, int64_t grain, Task task, void* arg) { pool().parallel_for(n, grain, task, arg); }
+
+} // namespace accel::pool

@@ -1,0 +1,32 @@
+/* The one thread pool that all kernels share.
+ *
+ * parallel_for(n, grain, task, arg) runs task over [0, n) in pieces that start at multiples of grain, on the
+ * calling thread and on the pool's workers, and returns when all pieces are done. One loop at a time has the
+ * workers: a nested loop, or a loop started while another thread's loop is running, runs on its caller alone,
+ * in the same pieces. So no call ever waits for another one, and results depend on the pieces only.
+ *
+ * Workers start with the first loop. Between loops they spin for some microseconds and then sleep. A forked
+ * child gets a new pool. The pool is never destroyed: threads end with the process. */
+#pragma once
+
+#include <cstdint>
+
+namespace accel::pool {
+
+using Task = void (*)(void* arg, int64_t begin, int64_t end);
+
+/* Threads a loop may use, the caller's own included. */
+int threads();
+
+/* Changes that number (at least 1; 0 asks for the default); waits for the loop that is running. */
+void set_threads(int n);
+
+void parallel_for(int64_t n, int64_t grain, Task task, void* arg);
+
+/* parallel_for with any callable (begin, end). */
+template <typename F>
+void for_range(int64_t n, int64_t grain, F&& body) {
+  parallel_for(n, grain, [](void* f, int64_t b, int64_t e) { (*static_cast<F*>(f))(b, e); }, &body);
+}
+
+} // namespace accel::pool
