@@ -59,11 +59,25 @@ struct Avx512 {
   static V zero() { return _mm512_setzero_ps(); }
   static V load(const float* p) { return _mm512_loadu_ps(p); }
   static V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
-  static float sum(V a) {
-    const __m256 h = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
-    const __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
-    const __m128 d = _mm_add_ps(q, _mm_movehl_ps(q, q));
-    return _mm_cvtss_f32(_mm_add_ss(d, _mm_movehdup_ps(d)));
+  static void store(float* p, V v) { _mm512_storeu_ps(p, v); }
+
+  /* out[i] = sum of the 16 lanes of i, for 8 values of i: halves are added until one lane is left, for all eight
+   * at once. The tree is the same for each. */
+  static void sum8(const float (*lanes)[16], float* out) {
+    __m256 h[8], q[4];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) h[i] = _mm256_add_ps(_mm256_load_ps(lanes[i]), _mm256_load_ps(lanes[i] + 8));
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      q[i] = _mm256_add_ps(_mm256_permute2f128_ps(h[i], h[i + 4], 0x20), _mm256_permute2f128_ps(h[i], h[i + 4], 0x31));
+    }
+    const __m256d q0 = _mm256_castps_pd(q[0]), q1 = _mm256_castps_pd(q[1]);
+    const __m256d q2 = _mm256_castps_pd(q[2]), q3 = _mm256_castps_pd(q[3]);
+    const __m256 d0 = _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(q0, q1)),
+                                    _mm256_castpd_ps(_mm256_unpackhi_pd(q0, q1)));
+    const __m256 d1 = _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(q2, q3)),
+                                    _mm256_castpd_ps(_mm256_unpackhi_pd(q2, q3)));
+    _mm256_storeu_ps(out, _mm256_add_ps(_mm256_shuffle_ps(d0, d1, 0x88), _mm256_shuffle_ps(d0, d1, 0xdd)));
   }
 
   /* The order in which weights<0>, weights<1> deliver the 32 weights of a chunk; x is brought into the same
@@ -79,7 +93,8 @@ struct Avx512 {
     _mm512_storeu_ps(x + 16, _mm512_permutex2var_ps(a, _mm512_load_si512(index[1]), b));
   }
 
-  /* n contiguous half-precision numbers to floats. */
+  /* n contiguous half-precision numbers to floats; writes up to the next multiple of 16. Full stores, because a
+   * masked store cannot be forwarded to the loads that follow soon. */
   static void widen(const uint16_t* p, int32_t dtype, float* out, int64_t n) {
     for (int64_t i = 0; i < n; i += 16) {
       const __mmask16 m = n - i >= 16 ? 0xffff : (__mmask16)((1u << (n - i)) - 1);
@@ -87,29 +102,29 @@ struct Avx512 {
       const __m512 f = dtype == ACCEL_FLOAT16
                            ? _mm512_cvtph_ps(h)
                            : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
-      _mm512_mask_storeu_ps(out + i, m, f);
+      _mm512_storeu_ps(out + i, f);
     }
   }
 
   template <int BITS>
   struct Group {
     __m512 a, b; /* up to 4 bits: the table, unused; 5 bits: both halves of the table; more: scale, bias */
+    Group() = default;
     Group(float scale, float bias) {
       const __m512 s = _mm512_set1_ps(scale), c = _mm512_set1_ps(bias);
       if constexpr (BITS > 5) {
         a = s;
         b = c;
       } else {
-        constexpr float m = (float)(BITS < 4 ? (1 << BITS) - 1 : 15), f = BITS < 4 ? m + 1.0f : 16.0f;
-        (void)m;
-        const __m512 q = _mm512_setr_ps(at(0, f), at(1, f), at(2, f), at(3, f), at(4, f), at(5, f), at(6, f),
-                                        at(7, f), at(8, f), at(9, f), at(10, f), at(11, f), at(12, f), at(13, f),
-                                        at(14, f), at(15, f));
+        constexpr int n = BITS < 4 ? 1 << BITS : 16;
+        const __m512 q = _mm512_setr_ps(at(0, n), at(1, n), at(2, n), at(3, n), at(4, n), at(5, n), at(6, n),
+                                        at(7, n), at(8, n), at(9, n), at(10, n), at(11, n), at(12, n), at(13, n),
+                                        at(14, n), at(15, n));
         a = _mm512_fmadd_ps(s, q, c);
         if constexpr (BITS == 5) b = _mm512_fmadd_ps(s, _mm512_add_ps(q, _mm512_set1_ps(16.0f)), c);
       }
     }
-    static constexpr float at(int i, float period) { return (float)(i % (int)period); }
+    static constexpr float at(int i, int period) { return (float)(i % period); }
 
     template <int STEP>
     V weights(const uint8_t* chunk) const {
