@@ -8,10 +8,11 @@ layers of other models in the process stay what they are.
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from . import tracing
+from . import native
 from .walk import dtype_name, stock_class
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Slot:
     def _by_rows(self, module: Any, size: int, x: Any, *rest: Any) -> Any:
         if size == 0:
             return self._empty(x, *rest)
-        if self.small is not self.large and tracing.in_dynamic_tracing():
+        if self.small is not self.large and native.in_dynamic_tracing():
             return self.stock(module, x, *rest)
         function = self.small if size <= 16 * self.k else self.large
         return self.stock(module, x, *rest) if function is None else function(x, *rest)
@@ -100,7 +101,7 @@ class Slot:
 
     def _stale(self, module: Any, x: Any, *rest: Any) -> Any:
         # Inside a trace the module holds tracers for the time being; that is not a change of weights.
-        if not self.stale and self.site is not None and not tracing.in_tracing(x):
+        if not self.stale and self.site is not None and not native.in_tracing(x):
             self.stale = True
             self.report.note(
                 f"{self.site.path}: its weights were replaced after selection; stock runs there until "
@@ -114,7 +115,7 @@ class Slot:
             return self.stock(module, x, *rest)
         name = dtype_name(x.dtype)
         if name not in self.variants:
-            if tracing.in_tracing(x):
+            if native.in_tracing(x):
                 return self._empty(x, *rest) if x.size == 0 else self.stock(module, x, *rest)
             self.variants[name] = self.late(module, self.site, name)  # type: ignore[call-arg]
         variant = self.variants[name]
@@ -134,7 +135,6 @@ def accelerated_class(stock: type) -> type:
         "__qualname__": stock.__qualname__,
         "__doc__": stock.__doc__,
         "__reduce_ex__": _reduce,
-        "__reduce__": lambda self: _reduce(self, 2),
     }
     kind = _kind(stock)
     if kind == "embedding":
@@ -211,10 +211,11 @@ def _kind(stock: type) -> str:
 
 
 def _reduce(self: Any, protocol: Any) -> tuple[Any, ...]:
-    """Copies and pickles are stock layers: kernels and races belong to this process and this object."""
+    """Copies and pickles are stock layers: kernels and races belong to this process and this object.
+
+    copyreg's reconstructor is what pickle itself uses for subclasses of dict (protocols 0 and 1), so that
+    the pickle can be read where mlx-accel is not installed.
+    """
     stock = type(self)._accel_stock
-    parts = list(super(stock, self).__reduce_ex__(max(int(protocol), 2)))
-    parts[1] = tuple(stock if a is type(self) else a for a in parts[1])
-    if isinstance(parts[2], dict):
-        parts[2] = {k: v for k, v in parts[2].items() if k != KEY}
-    return tuple(parts)
+    state = {k: v for k, v in self.__dict__.items() if k != KEY}
+    return copyreg._reconstructor, (stock, dict, dict(self)), state  # type: ignore[attr-defined]

@@ -38,7 +38,7 @@ def isa_names() -> tuple[str, ...]:
     from . import native
 
     status = native.status()
-    return ("portable", *status.isa_features) if status.available else ("portable",)
+    return ("portable", *status.isa_names) if status.available else ("portable",)
 
 
 @functools.cache
@@ -77,21 +77,6 @@ def affinity() -> list[int]:
     return list(range(os.cpu_count() or 1))
 
 
-@functools.cache
-def native_hash() -> str:
-    """Hash of the native module's file, "" if it cannot be used."""
-    import hashlib
-
-    from . import native
-
-    if not native.status().available:
-        return ""
-    with open(native.get().__file__, "rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()[:16] if hasattr(hashlib, "file_digest") else (
-            hashlib.sha256(f.read()).hexdigest()[:16]
-        )
-
-
 def environment_facts(activations: str, plugins: dict[str, str]) -> dict[str, Any]:
     """Everything a measured race depends on besides the site itself.
 
@@ -111,7 +96,7 @@ def environment_facts(activations: str, plugins: dict[str, str]) -> dict[str, An
     return {
         "machine": platform.machine(),
         "cpu": cpu_model(),
-        "isa": list(status.isa_features),
+        "isa": list(status.isa_names),
         "isa_cap": os.environ.get("MLX_ACCEL_ISA", ""),
         "threads": status.threads,
         "affinity": affinity(),
@@ -120,7 +105,7 @@ def environment_facts(activations: str, plugins: dict[str, str]) -> dict[str, An
         "gpu": gpu,
         "mlx": mx.__version__,
         "core": version("mlx-accel"),
-        "native": native_hash(),
+        "native": status.content_hash,
         "activations": activations,
         "plugins": dict(sorted(plugins.items())),
     }

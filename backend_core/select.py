@@ -151,7 +151,7 @@ class Session:
                 mx.eval([y for r in results.values() for _, y in r])
             except Exception:
                 self._evaluate_one_by_one(candidate, found, results)
-        kernel_errors = _kernel_errors()
+        kernel_errors = native.take_errors()
         for i, r in results.items():
             if i in candidate.failures:
                 continue
@@ -309,10 +309,3 @@ class Session:
             return Bucket(rows, c.offer.label, how="deterministic")
         t = c.timings[1 if rows == SMALL else 64]
         return Bucket(rows, c.offer.label, t.ratio, t.spread, "profile" if c.how else t.how)
-
-
-def _kernel_errors() -> list[str]:
-    """What CPU kernels reported since the last look; a failed kernel cannot raise from mlx's own thread."""
-    if not native.status().available:
-        return []
-    return list(native.get().take_errors())
