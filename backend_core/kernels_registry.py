@@ -48,10 +48,14 @@ class Registry:
 
     def cpu(self, *, name: str, library: object, symbol: str, exactness: str = "rounding") -> None:
         """Announce a C function `symbol` in the shared library at path `library`."""
+        if not symbol:
+            raise ValueError(f"kernel {name!r}: symbol must name a C function")
         self._add(KernelInfo(name, "cpu", Path(str(library)), symbol, exactness))
 
     def source(self, *, name: str, device: str, path: object, exactness: str = "rounding") -> None:
         """Announce Metal or CUDA source text in the file at `path`."""
+        if device == "cpu":
+            raise ValueError(f"kernel {name!r}: a CPU kernel is a compiled library; announce it with cpu()")
         self._add(KernelInfo(name, device, Path(str(path)), "", exactness))
 
     def _add(self, info: KernelInfo) -> None:

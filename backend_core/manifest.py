@@ -28,7 +28,7 @@ from .sites import DEVICES
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib
+    import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
 
 FILE_NAME = "mlx_accel.toml"
 _KEYS = {"api", "name", "hooks", "requires", "description"}
@@ -62,7 +62,8 @@ class Manifest:
         if self.devices and not set(self.devices) & set(devices):
             return f"needs one of the devices {', '.join(self.devices)}; here: {', '.join(devices)}"
         if self.isa and "cpu" in devices and set(self.devices) <= {"cpu"} and not set(self.isa) & set(isa):
-            return f"needs one of the instruction sets {', '.join(self.isa)}; here: {', '.join(isa) or 'none'}"
+            here = ", ".join(isa) or "none"
+            return f"needs one of the instruction sets {', '.join(self.isa)}; here: {here}"
         return ""
 
 
@@ -91,7 +92,7 @@ def read(path: Path) -> Manifest:
     if unknown := set(data) - _KEYS:
         raise ValueError(f"{path}: unknown keys {sorted(unknown)} (known: {sorted(_KEYS)})")
     api = data.get("api", API_VERSION)
-    if not isinstance(api, int) or api < 1:
+    if not isinstance(api, int) or isinstance(api, bool) or api < 1:
         raise ValueError(f"{path}: api must be a positive integer, not {api!r}")
     requires = data.get("requires", {})
     if not isinstance(requires, dict):
@@ -104,8 +105,10 @@ def read(path: Path) -> Manifest:
     versions = {}
     for name, wanted in requires.items():
         try:
+            if not isinstance(wanted, str):
+                raise InvalidSpecifier("not a string")
             versions[name] = str(SpecifierSet(wanted))
-        except (InvalidSpecifier, TypeError, AttributeError) as error:
+        except InvalidSpecifier as error:
             raise ValueError(f"{path}: requires.{name} = {wanted!r} is not a version range") from error
     return Manifest(path, api, _words(path, "hooks", data.get("hooks", [])), devices, isa, versions)
 

@@ -24,6 +24,8 @@ from .policy import Policy
 from .sites import SITE_TYPES, Site
 
 HOOKS = ("register_kernels", *SITE_TYPES)
+#: What a plugin's code may raise without consequence: sys.exit() in a plugin must not end the program.
+_FAULTS = (Exception, SystemExit)
 
 
 @dataclass
@@ -124,7 +126,9 @@ class PluginHost:
                 record.state, record.reason = "unmet", unmet
                 return
             plugin = entry.load()
-        except Exception as error:
+            if plugin is None:
+                raise TypeError(f"{entry.value} is None, not a plugin")
+        except _FAULTS as error:
             self._fail(record, "loading", error)
             return
         self._register(record, plugin)
@@ -145,13 +149,12 @@ class PluginHost:
         try:
             self._refuse_wrappers(plugin)
             self._pm.register(plugin, record.name)
-            try:
-                # A hook that no specification knows (a typo) is only found here.
-                self._pm.check_pending()
-            except pluggy.PluginValidationError:
-                self._pm.unregister(plugin)
-                raise
-        except Exception as error:
+            # A hook that no specification knows (a typo) is only found here.
+            self._pm.check_pending()
+        except _FAULTS as error:
+            # Some releases of pluggy keep the hooks that came before the faulty one.
+            if self._pm.get_plugin(record.name) is not None:
+                self._pm.unregister(name=record.name)
             self._fail(record, "registering", error)
             return
         callers = self._pm.get_hookcallers(plugin) or []
@@ -164,7 +167,7 @@ class PluginHost:
                         _call(impl, {"registry": registry})
                         record.kernels = tuple(registry.kernels)
                         record.content_hash = registry.content_hash()
-                    except Exception as error:
+                    except _FAULTS as error:
                         self._pm.unregister(plugin)
                         self._fail(record, "register_kernels", error)
 
@@ -176,12 +179,12 @@ class PluginHost:
                     f"{attribute} is a hook wrapper; a plugin answers for itself and must not wrap others"
                 )
 
-    def _fail(self, record: PluginRecord, where: str, error: Exception) -> None:
+    def _fail(self, record: PluginRecord, where: str, error: BaseException) -> None:
         record.state = "failed"
         record.reason = f"{where}: {type(error).__name__}: {error}"
         self._note(record, where, error)
 
-    def _note(self, record: PluginRecord, where: str, error: Exception) -> None:
+    def _note(self, record: PluginRecord, where: str, error: BaseException) -> None:
         text = f"{type(error).__name__}: {error}"
         record.faults.append(Fault(where, text, "".join(traceback.format_exception(error))))
         if self.policy.strict:
@@ -217,12 +220,13 @@ class PluginHost:
                 names = [o.name for o in offers]
                 if len(set(names)) != len(names):
                     raise ValueError(f"two offers with one name: {names}")
-                for offer in offers:
-                    object.__setattr__(offer, "plugin", record.name)
-                yield record, offers, ""
-            except Exception as error:
+            except _FAULTS as error:
                 self._note(record, f"{site.hook}({site.path})", error)
                 yield record, [], f"{type(error).__name__}: {error}"
+                continue
+            for offer in offers:
+                object.__setattr__(offer, "plugin", record.name)
+            yield record, offers, ""
 
     def collect(self, site: Site) -> tuple[list[Offer], list[tuple[str, str]]]:
         """All offers for a site, and (plugin, reason) for each plugin that made none."""
