@@ -56,6 +56,8 @@ class Policy:
                 raise PolicyError(
                     f"{name}={value!r}: not one of {', '.join(repr(v) for v in values if v != '')}"
                 )
+        if not isinstance(self.plugins, str):
+            raise PolicyError(f"plugins={self.plugins!r}: give the names as one string, joined by commas")
         for name in ("deterministic", "strict"):
             value = getattr(self, name)
             if not isinstance(value, bool):
@@ -72,7 +74,7 @@ class Policy:
 
     def admits_plugin(self, name: str) -> bool:
         """True if `name` may be used."""
-        words = self._words()
+        words, name = self._words(), name.replace("-", "_")
         if f"-{name}" in words:
             return False
         only = [w for w in words if w[0] not in "+-"]
@@ -99,17 +101,19 @@ class Policy:
         environment variable counts as unset.
         """
         env = os.environ if env is None else env
-        values: dict[str, Any] = {
-            key: env[ENV_PREFIX + key.upper()] for key in cls.keys() if env.get(ENV_PREFIX + key.upper())
-        }
+        values: dict[str, Any] = {}
+        keys = cls.keys()
+        for key in keys:
+            if value := env.get(ENV_PREFIX + key.upper(), "").strip():
+                values[key] = value
         given: dict[str, str] = {}
         for option in options:
             key, sep, value = option.partition("=")
             key, value = key.strip(), value.strip()
-            if key not in cls.keys():
-                close = difflib.get_close_matches(key, cls.keys(), n=1)
+            if key not in keys:
+                close = difflib.get_close_matches(key, keys, n=1)
                 hint = f" Did you mean {close[0]!r}?" if close else ""
-                raise PolicyError(f"unknown option {key!r} (options: {', '.join(cls.keys())}).{hint}")
+                raise PolicyError(f"unknown option {key!r} (options: {', '.join(keys)}).{hint}")
             if not sep:
                 raise PolicyError(f"option {key!r} needs a value: {key}=VALUE")
             # plugins= may be given several times and adds up; of the others the last one counts.
