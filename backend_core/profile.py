@@ -6,8 +6,8 @@
 
 KEY hashes everything a time depends on (machine.environment_facts); another mlx, another thread count or a
 rebuilt kernel is another environment. The file is read whole and replaced whole: a reader sees the old or the
-new one, never half of one. Two writers take a lock and merge. A file that cannot be read is put aside and
-noted, one that cannot be written is noted; neither stops anything.
+new one, never half of one. Two writers take a lock and merge. A file that cannot be read is noted and
+replaced by the next one written, one that cannot be written is noted; neither stops anything.
 """
 
 from __future__ import annotations
@@ -46,8 +46,12 @@ class Profile:
         data = self._read()
         self._races = data["environments"].get(self.key, {}).get("races", {})
         self.quarantined: dict[str, dict[str, Any]] = data["quarantine"]
-        if self._reap_markers():
-            self._update(lambda d: d["quarantine"].update(self.quarantined))
+        dead = self._dead_markers()
+        # A marker goes only once the quarantine it stands for is in the file.
+        if dead and self._update(lambda d: d["quarantine"].update(self.quarantined)):
+            for marker in dead:
+                with contextlib.suppress(OSError):
+                    marker.unlink(missing_ok=True)
 
     # Races
 
@@ -100,9 +104,9 @@ class Profile:
         marker = self.path.parent / "inflight" / f"{offer_key}.{os.getpid()}.json"
         try:
             marker.parent.mkdir(parents=True, exist_ok=True)
-            text = json.dumps({"offer": offer, "offer_key": offer_key, "pid": os.getpid(),
-                               "boot": _boot_id(), "start": _start_time(os.getpid()), "when": time.time()})
-            marker.write_text(text)
+            facts = {"offer": offer, "offer_key": offer_key, "pid": os.getpid(), "boot": _boot_id(),
+                     "start": _start_time(os.getpid()), "when": time.time()}  # fmt: skip
+            marker.write_text(json.dumps(facts), encoding="utf-8")
         except OSError as error:
             self._note_unwritable(error)
         try:
@@ -111,32 +115,35 @@ class Profile:
             with contextlib.suppress(OSError):
                 marker.unlink(missing_ok=True)
 
-    def _reap_markers(self) -> bool:
-        found = False
-        with contextlib.suppress(OSError):
-            for marker in (self.path.parent / "inflight").glob("*.json"):
-                try:
-                    data = json.loads(marker.read_text())
-                    pid, start = int(data["pid"]), data.get("start")
-                except (OSError, ValueError, KeyError, TypeError):
-                    # Being written right now, or cut off by the crash itself.
-                    if _age(marker) > 60:
+    def _dead_markers(self) -> list[Path]:
+        """Quarantine the offers of markers whose writer is dead, and return those markers."""
+        dead = []
+        try:
+            markers = sorted((self.path.parent / "inflight").glob("*.json"))
+        except OSError:
+            return []
+        for marker in markers:
+            try:
+                data = json.loads(marker.read_text(encoding="utf-8"))
+                pid, start = int(data["pid"]), data.get("start")
+                offer_key, offer = str(data["offer_key"]), str(data["offer"])
+            except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                # Being written right now, or cut off by the crash itself.
+                if _age(marker) > 60:
+                    with contextlib.suppress(OSError):
                         marker.unlink(missing_ok=True)
-                    continue
-                if data.get("boot") == _boot_id() and _start_time(pid) == start and start is not None:
-                    continue  # its writer lives
-                self.quarantined[data["offer_key"]] = {
-                    "offer": data["offer"],
-                    "reason": "the process died while this offer ran for the first time",
-                    "when": data.get("when"),
-                }
-                self.notes.append(
-                    f"{data['offer']} is quarantined: an earlier process died while it ran "
-                    f"(mlx-accel profile clear lifts this)"
-                )
-                marker.unlink(missing_ok=True)
-                found = True
-        return found
+                continue
+            if data.get("boot") == _boot_id() and start is not None and _start_time(pid) == start:
+                continue  # its writer lives
+            self.quarantined[offer_key] = {
+                "offer": offer,
+                "reason": "the process died while this offer ran for the first time",
+                "when": data.get("when"),
+            }
+            note = f"{offer} is quarantined: an earlier process died while it ran"
+            self.notes.append(f"{note} (mlx-accel profile clear lifts this)")
+            dead.append(marker)
+        return dead
 
     # The file
 
@@ -149,13 +156,14 @@ class Profile:
         except OSError as error:
             self.notes.append(f"profile {self.path} cannot be read ({error.strerror}); racing without it")
             return empty
-        except ValueError:
+        except (ValueError, RecursionError):
             self.notes.append(f"profile {self.path} is corrupt and was ignored")
             return empty
-        if not isinstance(data, dict) or data.get("format") != FORMAT or not all(
-            isinstance(data.get(k), dict) for k in ("environments", "quarantine")
-        ):
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
             self.notes.append(f"profile {self.path} has another format and was ignored")
+            return empty
+        if not _well_formed(data):
+            self.notes.append(f"profile {self.path} is corrupt and was ignored")
             return empty
         if self.key not in data["environments"] and data["environments"]:
             self.notes.append("profile is from another environment (versions, threads or kernels changed)")
@@ -182,7 +190,8 @@ class Profile:
                         os.unlink(name)
                     raise
             return True
-        except (OSError, filelock.Timeout) as error:
+        # filelock raises NotImplementedError where the file system has no locks.
+        except (OSError, NotImplementedError) as error:
             self._note_unwritable(error)
             return False
 
@@ -191,6 +200,22 @@ class Profile:
         text = f"profile {self.path} cannot be written ({why}); races are not remembered"
         if text not in self.notes:
             self.notes.append(text)
+
+
+def _well_formed(data: dict[str, Any]) -> bool:
+    """True if everything down to the races themselves has the form described above."""
+
+    def tables(value: Any) -> bool:
+        return isinstance(value, dict) and all(isinstance(v, dict) for v in value.values())
+
+    return (
+        tables(data.get("environments"))
+        and tables(data.get("quarantine"))
+        and all(
+            tables(e.get("races")) and isinstance(e.get("when", 0), (int, float))
+            for e in data["environments"].values()
+        )
+    )
 
 
 def _age(path: Path) -> float:
@@ -210,12 +235,14 @@ def _boot_id() -> str:
 def _start_time(pid: int) -> str | None:
     """Something that differs between two processes which had the same pid; None if `pid` is dead."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        # A zombie is dead too; without an init process (containers) nobody may ever collect it.
+        return None if fields[0] in ("Z", "X") else fields[19]
     except (OSError, IndexError):
         pass
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return None
     except OSError:
         return "alive"
