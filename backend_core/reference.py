@@ -66,7 +66,8 @@ def decode(mode: str, bits: int, group_size: int, weight: np.ndarray, scales: np
     if mode == "nvfp4":
         scale = _e4m3()[scales]
     elif mode in ("mxfp4", "mxfp8"):
-        scale = 2.0 ** (scales.astype(np.float64) - 127.0)
+        # Code 255 is E8M0's NaN.
+        scale = np.where(scales == 255, np.nan, 2.0 ** (scales.astype(np.float64) - 127.0))
     else:
         raise ValueError(f"unknown quantization mode {mode!r}")
     return values * np.repeat(scale, group_size, axis=1)
@@ -92,7 +93,7 @@ class Reference:
         bias, factor = arrays.get("bias"), arrays.get("global_scale")
         self.bias = None if bias is None else as_numpy(pick(bias)).astype(np.float64)
         # nvfp4's tensor scale: stock stores max|w|, the code's unit is that over (448 * 6).
-        self.factor = 1.0 if factor is None else float(as_numpy(pick(factor))) / (448.0 * 6.0)
+        self.factor = 1.0 if factor is None else as_numpy(pick(factor)).item() / (448.0 * 6.0)
         self.n = self.weight.shape[0]
 
     def weights(self, begin: int = 0, end: int | None = None) -> np.ndarray:
@@ -144,7 +145,9 @@ def ulp(value: np.ndarray, dtype: str) -> np.ndarray:
     """Distance between neighbouring numbers of `dtype` at |value| (float64 in, float64 out)."""
     _, lowest, mantissa = _FORMATS[dtype]
     _, exponent = np.frexp(np.abs(value))
-    return np.ldexp(1.0, np.maximum(exponent - 1, lowest) - mantissa)
+    # frexp gives zero the exponent 0, as if it were 0.5.
+    exponent = np.where(value == 0, lowest, np.maximum(exponent - 1, lowest))
+    return np.ldexp(1.0, exponent - mantissa)
 
 
 def rounding_bound(y64: np.ndarray, magnitude: np.ndarray, k: int, dtype: str) -> np.ndarray:
