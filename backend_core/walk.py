@@ -77,7 +77,8 @@ def activations_dtype(model: Any) -> str:
         cls = stock_class(module)
         if cls is nn.QuantizedEmbedding:
             scales = module["scales"].dtype
-            return dtype_name(module["weight"].dtype if "uint8" in str(scales) else scales)
+            # Microscaling formats dequantise to bfloat16.
+            return "bfloat16" if dtype_name(scales) == "uint8" else dtype_name(scales)
         if cls is nn.Embedding:
             return dtype_name(module["weight"].dtype)
     return ""
@@ -97,7 +98,7 @@ def find_linears(model: Any, x_dtype: str = "") -> list[Found]:
     by_path = dict(modules)
     host, model_type, device = host_of(model), model_type_of(model), default_device()
     found, seen = [], set()
-    for path, module in sorted(modules, key=lambda item: _natural(item[0])):
+    for _, module in sorted(modules, key=lambda item: _natural(item[0])):
         kind = kinds.get(stock_class(module))
         if kind is None or id(module) in seen or (kind == "embedding" and id(module) not in tied):
             continue
@@ -188,7 +189,7 @@ def tied_embeddings(modules: list[tuple[str, Any]]) -> Iterator[Any]:
 def find_moe(model: Any, x_dtype: str = "") -> list[Found]:
     """Every ``SwitchGLU`` / ``SwitchMLP`` block."""
     found = []
-    for path, module in model.named_modules():
+    for path, module in _unique_modules(model):
         name = stock_class(module).__name__
         gated = name.endswith("SwitchGLU")
         if not gated and name != "SwitchMLP":
@@ -218,10 +219,10 @@ def find_ops(model: Any, x_dtype: str = "") -> list[Found]:
     import mlx.nn as nn
 
     found = []
-    for path, module in model.named_modules():
+    for path, module in _unique_modules(model):
         cls = stock_class(module)
-        common = {"path": path, "device": default_device(), "host": host_of(model),
-                  "model_type": model_type_of(model)}  # fmt: skip
+        common: dict[str, Any] = {"path": path, "device": default_device(), "host": host_of(model),
+                                  "model_type": model_type_of(model)}  # fmt: skip
         if cls in (nn.RMSNorm, nn.LayerNorm):
             weight = module.get("weight")
             site = OpSite(
@@ -240,6 +241,15 @@ def find_ops(model: Any, x_dtype: str = "") -> list[Found]:
             continue
         found.append(Found(site, module))
     return found
+
+
+def _unique_modules(model: Any) -> Iterator[tuple[str, Any]]:
+    """All modules in natural order of their paths, one that is held twice under its first path only."""
+    seen = set()
+    for path, module in sorted(model.named_modules(), key=lambda item: _natural(item[0])):
+        if id(module) not in seen:
+            seen.add(id(module))
+            yield path, module
 
 
 def _natural(path: str) -> tuple[Any, ...]:
