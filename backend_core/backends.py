@@ -13,7 +13,7 @@ It has ``activate(options: list[str], command: str)``, called before a model is 
 from __future__ import annotations
 
 import importlib.metadata
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from .errors import UnknownBackend
 
@@ -57,8 +57,15 @@ class Stock:
         pass
 
 
+class _Active(NamedTuple):
+    name: str
+    backend: Backend
+    options: list[str]
+    command: str
+
+
 accel = Accel()
-_active: tuple[str, Backend] | None = None
+_active: _Active | None = None
 
 
 def names() -> list[str]:
@@ -77,33 +84,38 @@ def get(name: str) -> Backend:
     for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
         if entry.name == name:
             try:
-                return entry.load()  # type: ignore[no-any-return]
-            except Exception as error:
+                backend = entry.load()
+            except (Exception, SystemExit) as error:
                 raise UnknownBackend(
                     f"backend {name!r} cannot be loaded: {type(error).__name__}: {error}"
                 ) from error
+            for method in ("activate", "deactivate"):
+                if not callable(getattr(backend, method, None)):
+                    raise UnknownBackend(f"backend {name!r} cannot be used: {entry.value} has no {method}()")
+            return backend
     raise UnknownBackend(f"unknown backend {name!r} (available: {', '.join(names())})")
 
 
 def switch_to(name: str, options: list[str], command: str = "") -> None:
     """Make `name` the active backend; the one active before is deactivated.
 
-    Raises UnknownBackend or ValueError; then nothing has changed.
+    Raises UnknownBackend or ValueError; then the one active before is active again.
     """
     global _active
     backend = get(name)
-    previous = _active
+    previous, _active = _active, None
     if previous is not None:
-        previous[1].deactivate()
+        previous.backend.deactivate()
     try:
         backend.activate(options, command)
     except BaseException:
         if previous is not None:
-            _active = None
+            previous.backend.activate(previous.options, previous.command)
+            _active = previous
         raise
-    _active = (name, backend)
+    _active = _Active(name, backend, options, command)
 
 
 def active() -> str:
     """Name of the active backend."""
-    return _active[0] if _active else STOCK
+    return _active.name if _active else STOCK
