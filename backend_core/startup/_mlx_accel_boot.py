@@ -7,6 +7,7 @@ no input or output. ``MLX_ACCEL_NO_HOOK=1`` switches it off.
 import sys
 
 HOSTS = ("mlx_lm", "mlx_vlm")
+_said = set()  # type: ignore[var-annotated]
 
 
 class HostFinder:
@@ -17,35 +18,40 @@ class HostFinder:
     def find_spec(self, name, path=None, target=None):
         if name not in HOSTS or path is not None:
             return None
-        import importlib.util
-
-        # Step aside, so that the spec comes from whoever would have found the package.
-        at = sys.meta_path.index(self)
-        sys.meta_path.remove(self)
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            sys.meta_path.insert(at, self)
-        if spec is None or spec.loader is None or not hasattr(spec.loader, "exec_module"):
+        # The spec comes from whoever would have found the package without this finder.
+        for finder in list(sys.meta_path):
+            find = None if isinstance(finder, HostFinder) else getattr(finder, "find_spec", None)
+            spec = find(name, path, target) if find is not None else None
+            if spec is not None:
+                break
+        else:
+            return None
+        execute = getattr(spec.loader, "exec_module", None)
+        if execute is None:
             return spec
-        execute = spec.loader.exec_module
 
         def exec_module(module):
             _call("before_import", name)
             execute(module)
             _call("after_import", name)
 
-        spec.loader.exec_module = exec_module
+        try:
+            spec.loader.exec_module = exec_module
+        except AttributeError:
+            pass  # a loader with fixed attributes: the package stays stock
         return spec
 
 
 def _call(step, host):
     try:
         from backend_core.integrations import startup
+
+        getattr(startup, step)(host)
     except Exception as error:  # a broken installation must not break mlx-lm
-        sys.stderr.write(f"[accel] start-up hook is inactive: {type(error).__name__}: {error}\n")
-        return
-    getattr(startup, step)(host)
+        message = f"[accel] start-up hook is inactive: {type(error).__name__}: {error}\n"
+        if message not in _said and sys.stderr is not None:
+            _said.add(message)
+            sys.stderr.write(message)
 
 
 def active():
