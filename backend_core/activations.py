@@ -42,7 +42,9 @@ def embeddings(model: Any) -> list[Any]:
         elif cls is nn.QuantizedEmbedding:
             # Microscaling formats dequantise to bfloat16.
             dtype = mx.bfloat16 if module["scales"].dtype == mx.uint8 else module["scales"].dtype
-        if dtype in (mx.float16, mx.bfloat16) and not any(module is f for f in found):
+        # mlx dtypes do not compare with None.
+        half = dtype is not None and dtype in (mx.float16, mx.bfloat16)
+        if half and not any(module is f for f in found):
             found.append(module)
     return found
 

@@ -140,12 +140,7 @@ def accelerated_class(stock: type) -> type:
     if kind == "embedding":
 
         def lookup(self: Any, x: Any) -> Any:
-            y = stock.__call__(self, x)
-            if self.__dict__[KEY].cast:
-                import mlx.core as mx
-
-                return y.astype(mx.float32)
-            return y
+            return float32_lookup(self, x) if self.__dict__[KEY].cast else stock.__call__(self, x)
 
         def as_linear(self: Any, x: Any) -> Any:
             slot = self.__dict__[KEY]
@@ -202,6 +197,26 @@ def uninstall(module: Any) -> bool:
 def slot_of(module: Any) -> Slot | None:
     """The slot of an accelerated layer, else None."""
     return module.__dict__.get(KEY) if "_accel_stock" in type(module).__dict__ else None
+
+
+def float32_lookup(module: Any, x: Any) -> Any:
+    """Rows of a (quantized) embedding in float32.
+
+    Scales are widened before they are multiplied, so that the values are those of the checkpoint and not
+    those rounded to half precision.
+    """
+    import mlx.core as mx
+
+    if "scales" not in module:
+        return module["weight"][x].astype(mx.float32)
+    scales, biases = module["scales"][x], module.get("biases")
+    if scales.dtype == mx.uint8:
+        return mx.dequantize(module["weight"][x], scales, group_size=module.group_size, bits=module.bits,
+                             mode=module.mode, dtype=mx.float32)  # fmt: skip
+    return mx.dequantize(
+        module["weight"][x], scales.astype(mx.float32), None if biases is None else biases[x].astype(mx.float32),
+        group_size=module.group_size, bits=module.bits, mode=module.mode,
+    )  # fmt: skip
 
 
 def _kind(stock: type) -> str:
