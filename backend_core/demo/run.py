@@ -238,9 +238,9 @@ def _on_cpu() -> bool:
 
 
 def _bar(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console, transient=True
-    )
+    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+    # Into a file or a pipe a bar would only leave blank lines.
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _model(console: Console, scales: str) -> Path:
