@@ -177,7 +177,7 @@ struct Avx512 {
     static I left(I v) { return _mm512_slli_epi32(v, S); }
     static I either(I a, I b) { return _mm512_or_si512(a, b); }
     static I mask(I v, uint32_t m) { return _mm512_and_si512(v, _mm512_set1_epi32((int)m)); }
-    static F to_float(I v) { return _mm512_cvtepi32_ps(v); }
+    static F decode(F scale, I q, F bias) { return _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(q), bias); }
   };
 };
 

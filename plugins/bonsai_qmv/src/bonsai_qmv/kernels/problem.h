@@ -39,9 +39,12 @@ struct Bodies {
   void (*large)(const Problem&); /* any number of rows */
 };
 
+/* ACCEL_BUILD_* say which files the build could compile (mlx_accel_add_kernels). */
 extern const Bodies kPortableBodies;
-#if defined(__x86_64__)
+#if defined(ACCEL_BUILD_AVX2)
 extern const Bodies kAvx2Bodies;
+#endif
+#if defined(ACCEL_BUILD_AVX512)
 extern const Bodies kAvx512Bodies;
 #endif
 #if defined(__aarch64__)
@@ -113,6 +116,18 @@ inline int64_t x_row_offset(const accel_array* x, int64_t row) {
     row /= x->shape[d];
   }
   return offset;
+}
+
+/* n elements `stride` apart as floats; I is an instruction set. May write up to the next multiple of 16. */
+template <class I>
+void load_floats(const void* p, int64_t at, int64_t stride, int32_t dtype, float* out, int64_t n) {
+  if (stride == 1 && dtype != ACCEL_FLOAT32) {
+    I::widen((const uint16_t*)p + at, dtype, out, n);
+  } else if (stride == 1) {
+    memcpy(out, (const float*)p + at, (size_t)n * sizeof(float));
+  } else {
+    for (int64_t i = 0; i < n; ++i) out[i] = load_as_float(p, at + i * stride, dtype);
+  }
 }
 
 }  // namespace

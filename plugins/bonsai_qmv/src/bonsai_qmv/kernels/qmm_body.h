@@ -34,7 +34,7 @@ inline void decode_from(const uint32_t* words, typename W::F scale, typename W::
       q = W::either(q, W::template left<32 - shift>(W::load_words(words + (word + 1) * W::kLanes)));
     }
     if constexpr (shift + BITS != 32) q = W::mask(q, (1u << BITS) - 1);
-    W::store(out + J * ld, W::fma(scale, W::to_float(q), bias));
+    W::store(out + J * ld, W::decode(scale, q, bias));
     decode_from<W, BITS, J + 1>(words, scale, bias, out, ld);
   }
 }

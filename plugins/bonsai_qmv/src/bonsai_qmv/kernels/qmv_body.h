@@ -29,17 +29,6 @@ constexpr int kScaleBlock = 64;
 /* Output rows that pieces of a parallel loop are made of. */
 constexpr int kUnit = 8;
 
-template <class I>
-void load_floats(const void* p, int64_t at, int64_t stride, int32_t dtype, float* out, int64_t n) {
-  if (stride == 1 && dtype != ACCEL_FLOAT32) {
-    I::widen((const uint16_t*)p + at, dtype, out, n);
-  } else if (stride == 1) {
-    memcpy(out, (const float*)p + at, (size_t)n * sizeof(float));
-  } else {
-    for (int64_t i = 0; i < n; ++i) out[i] = load_as_float(p, at + i * stride, dtype);
-  }
-}
-
 /* Rows of x as floats, in the order in which I delivers weights: [block of depth weights][row][weight]. A block of
  * all rows stays in the first-level cache while several outputs pass by. */
 template <class I>

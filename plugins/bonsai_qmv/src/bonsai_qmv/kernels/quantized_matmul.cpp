@@ -24,10 +24,13 @@ bool is_float(int32_t dtype) {
 }
 
 const Bodies& bodies_for(const accel_call* call) {
-#if defined(__x86_64__)
+#if defined(ACCEL_BUILD_AVX512)
   if (accel_has(call, ACCEL_ISA_AVX512)) return kAvx512Bodies;
+#endif
+#if defined(ACCEL_BUILD_AVX2)
   if (accel_has(call, ACCEL_ISA_AVX2)) return kAvx2Bodies;
-#elif defined(__aarch64__)
+#endif
+#if defined(__aarch64__)
   if (accel_has(call, ACCEL_ISA_NEON)) return kNeonBodies;
 #endif
   (void)call;

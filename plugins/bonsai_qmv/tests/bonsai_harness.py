@@ -100,7 +100,7 @@ def call(
     threads: int = 1,
     isa: int = 0,
 ) -> None:
-    """Run the kernel; `output` is written in place. Raises ValueError with the kernel's message if it fails."""
+    """Run the kernel; `output` is written in place. Raises ValueError with the kernel's message."""
     keep: list = []
     messages: list[str] = []
 

@@ -1,0 +1,130 @@
+"""Hooks: one offer for every affine linear layer and output embedding on the CPU.
+
+The offer is ``affine``: any rows, any dtypes that stock accepts, 1 to 6 and 8 bits, exactness ``rounding``,
+row-invariant. The weights are used where they lie; nothing is copied or repacked.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from backend_core import hookimpl
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+    from backend_core.kernels_registry import Registry
+    from backend_core.offers import Offer
+    from backend_core.sites import LinearSite
+
+BITS = (1, 2, 3, 4, 5, 6, 8)
+GROUP_SIZES = (32, 64, 128)
+FLOATS = ("float32", "float16", "bfloat16")
+KINDS = ("linear", "embedding")
+
+SYMBOL = "bonsai_affine_matmul"
+
+
+def library() -> Any:
+    """The shared library with the CPU kernels, a file of ``importlib.resources``."""
+    name = "bonsai_affine.dylib" if sys.platform == "darwin" else "bonsai_affine.so"
+    return importlib.resources.files("bonsai_qmv").joinpath("kernels", name)
+
+
+@hookimpl
+def register_kernels(registry: Registry) -> None:
+    registry.cpu(name="affine_matmul", library=library(), symbol=SYMBOL, exactness="rounding")
+
+
+@hookimpl
+def select_linear(site: LinearSite) -> Offer | None:
+    if site.device != "cpu" or site.kind not in KINDS or site.mode != "affine":
+        return None
+    if site.bits not in BITS or site.group_size not in GROUP_SIZES:
+        return None
+    if site.x_dtype not in FLOATS or site.scales_dtype not in FLOATS:
+        return None
+    from backend_core.offers import Offer
+    from backend_core.sites import itemsize
+
+    return Offer(
+        name="affine",
+        build=functools.partial(build, bits=site.bits, group_size=site.group_size, n=site.n, kind=site.kind),
+        exactness="rounding",
+        row_invariant=True,
+        bytes_moved=site.weight_bytes + site.k * itemsize(site.x_dtype) + site.n * itemsize(site.out_dtype),
+        preference=10,
+        note=f"decoded in registers, {site.bits} bits, groups of {site.group_size}",
+    )
+
+
+def build(
+    module: Any, *, bits: int, group_size: int, n: int, kind: str = "linear"
+) -> Callable[[mx.array], mx.array]:
+    """The layer's product as a callable ``f(x)``: x (..., k) -> (..., n), any float dtype, any rows.
+
+    module
+        Holds ``weight`` (n, k * bits // 32) uint32, ``scales`` and ``biases`` (n, k // group_size), and for
+        kind ``linear`` possibly ``bias`` (n,), which is then added.
+
+    The result has the dtype that stock's has. Raises ValueError if the arrays do not fit each other, and what
+    :func:`backend_core.cpu_kernel` raises.
+    """
+    from backend_core.cpu_kernel import like, result_type
+
+    arrays = [module["weight"], module["scales"], module["biases"]]
+    weight, scales, biases = arrays
+    k = scales.shape[-1] * group_size
+    if weight.ndim != 2 or weight.shape != (n, k * bits // 32):
+        raise ValueError(f"weight is {weight.shape}, not (n, k * bits / 32) = {(n, k * bits // 32)}")
+    if scales.shape != (n, k // group_size) or biases.shape != scales.shape:
+        raise ValueError(f"scales {scales.shape} and biases {biases.shape} are not {(n, k // group_size)}")
+    if kind == "linear" and "bias" in module:
+        arrays.append(module["bias"])
+    return _kernel(bits, group_size).bind(
+        arrays,
+        output_shape=like(0, last=n),
+        output_dtype=result_type(0, *range(2, 1 + len(arrays))),
+        params=[bits, group_size],
+    )
+
+
+@functools.cache
+def _kernel(bits: int, group_size: int) -> Any:
+    """One kernel object per format, since the gradient has to know the format."""
+    from backend_core.cpu_kernel import cpu_kernel
+
+    return cpu_kernel(
+        library(),
+        SYMBOL,
+        name="bonsai_qmv/affine",
+        ensure_row_contiguous=False,
+        vjp=functools.partial(_vjp, bits=bits, group_size=group_size),
+    )
+
+
+def _vjp(
+    primals: Sequence[mx.array],
+    cotangents: Sequence[mx.array],
+    argnums: Sequence[int],
+    *,
+    bits: int,
+    group_size: int,
+) -> list[mx.array]:
+    """Stock's gradients for x, scales, biases and bias; differentiating the codes is stock's error."""
+    import mlx.core as mx
+
+    def stock(*chosen: mx.array) -> mx.array:
+        arrays = list(primals)
+        for i, a in zip(argnums, chosen, strict=True):
+            arrays[i] = a
+        x, weight, scales, biases, *bias = arrays
+        y = mx.quantized_matmul(x, weight, scales, biases, True, group_size, bits)
+        return y + bias[0] if bias else y
+
+    _, gradients = mx.vjp(stock, [primals[i] for i in argnums], list(cotangents))
+    return gradients
