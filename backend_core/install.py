@@ -129,6 +129,8 @@ def accelerated_class(stock: type) -> type:
     if stock in _CLASSES:
         return _CLASSES[stock]
 
+    # Each method asks for the slot with .get: a bound method that someone kept outlives restore().
+
     namespace: dict[str, Any] = {
         "_accel_stock": stock,
         "__module__": stock.__module__,
@@ -140,29 +142,35 @@ def accelerated_class(stock: type) -> type:
     if kind == "embedding":
 
         def lookup(self: Any, x: Any) -> Any:
-            return float32_lookup(self, x) if self.__dict__[KEY].cast else stock.__call__(self, x)
+            slot = self.__dict__.get(KEY)
+            return float32_lookup(self, x) if slot is not None and slot.cast else stock.__call__(self, x)
 
         def as_linear(self: Any, x: Any) -> Any:
-            slot = self.__dict__[KEY]
-            return slot.call(self, x) if slot.site is not None else stock.as_linear(self, x)  # type: ignore[attr-defined]
+            slot = self.__dict__.get(KEY)
+            if slot is None or slot.site is None:
+                return stock.as_linear(self, x)  # type: ignore[attr-defined]
+            return slot.call(self, x)
 
         namespace.update(__call__=lookup, as_linear=as_linear)
     elif kind == "switch":
 
         def switch(self: Any, x: Any, indices: Any, sorted_indices: bool = False) -> Any:
-            return self.__dict__[KEY].call(self, x, indices, sorted_indices)
+            slot = self.__dict__.get(KEY)
+            return stock.__call__(self, x, indices, sorted_indices) if slot is None else slot.call(self, x, indices, sorted_indices)
 
         namespace["__call__"] = switch
     elif kind == "multi":
 
         def multi(self: Any, x: Any, transpose: bool = True) -> Any:
-            return self.__dict__[KEY].call(self, x, transpose)
+            slot = self.__dict__.get(KEY)
+            return stock.__call__(self, x, transpose) if slot is None else slot.call(self, x, transpose)
 
         namespace["__call__"] = multi
     else:
 
         def linear(self: Any, x: Any) -> Any:
-            return self.__dict__[KEY].call(self, x)
+            slot = self.__dict__.get(KEY)
+            return stock.__call__(self, x) if slot is None else slot.call(self, x)
 
         namespace["__call__"] = linear
     for name in ("__call__", "as_linear"):
