@@ -170,8 +170,9 @@ class CpuKernel:
             A CPU stream, or None for the thread's default CPU stream.
 
         Raises ValueError if a rule does not fit the inputs or the stream is a GPU's, and TypeError for wrong
-        types. What the kernel itself rejects is known only at evaluation: see
-        :func:`backend_core.native.take_errors`.
+        types. What the kernel itself rejects is known only at evaluation: its outputs are then NaN (integers: 0),
+        and the next call of any CPU kernel raises RuntimeError with the message, unless
+        :func:`backend_core.native.take_errors` has taken it before.
         """
         call = self._prepare(output_shapes, output_dtypes)
         return call(list(inputs), stream, params=list(params))

@@ -93,7 +93,10 @@ def in_dynamic_tracing() -> bool:
 def take_errors() -> list[str]:
     """Messages of kernels that failed since the last call, oldest first, each as ``"kernel: message"``.
 
-    A kernel that fails at evaluation fills its outputs with NaN (integers: 0) and leaves its message here.
+    A kernel that fails at evaluation fills its outputs with NaN (integers: 0) and leaves its message here. What
+    nobody has taken is raised as RuntimeError by the next call of any CPU kernel. (Evaluation itself cannot
+    raise it: after an exception from a stream's thread, mlx may wait for ever for other arrays of that
+    evaluation.)
     """
     module = _load()[0]
     return [] if module is None else list(module.take_errors())
@@ -113,6 +116,8 @@ def _load() -> tuple[ModuleType | None, Status]:
         return None, Status(False, str(e), build)
     except Exception as e:  # whatever a mismatched binary does must not stop the host
         return None, Status(False, f"the native module does not work ({_describe(e)}); {_REBUILD}", build)
+    # These two are asked once per layer call: later callers reach the module's own functions.
+    globals().update(in_tracing=module.in_tracing, in_dynamic_tracing=module.in_dynamic_tracing)
     return module, Status(True, "", build, level, tuple(names), threads, _content_hash(module))
 
 

@@ -14,6 +14,7 @@
 #include "call.h"
 #include "mlx/device.h"
 #include "mlx/stream.h"
+#include "task.h"
 
 #if PY_VERSION_HEX < 0x030C0000
 #include <structmember.h>
@@ -105,6 +106,7 @@ PyObject* bound_call(PyObject* self, PyObject* const* args, size_t nargsf, PyObj
   State& s = *reinterpret_cast<BoundObject*>(self)->state;
   const size_t nargs = PyVectorcall_NARGS(nargsf);
   try {
+    if (pending_errors.load(std::memory_order_acquire)) raise_errors();
     if (nargs == 1 && !kwnames && Py_TYPE(args[0]) == s.array_type) {
       std::vector<mx::array> inputs;
       inputs.reserve(1 + s.fixed.size());

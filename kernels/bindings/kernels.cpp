@@ -5,6 +5,7 @@
 
 #include "call.h"
 #include "mlx/stream.h"
+#include "task.h"
 
 using namespace nanobind::literals;
 
@@ -99,6 +100,7 @@ mx::Stream cpu_stream(const std::string& kernel, mx::StreamOrDevice wanted) {
 
 std::vector<mx::array> Call::run(std::vector<mx::array> inputs, mx::Stream stream,
                                  std::shared_ptr<const Params> own) const {
+  if (pending_errors.load(std::memory_order_acquire)) raise_errors();
   std::vector<mx::Shape> shapes;
   std::vector<mx::Dtype> dtypes;
   for (const ShapeRule& rule : spec->shapes) shapes.push_back(rule.apply(inputs, spec->name));

@@ -6,12 +6,16 @@
 #include <cstring>
 #include <limits>
 #include <mutex>
+#include <stdexcept>
 
 #include "isa.h"
 #include "scratch.h"
 #include "thread_pool.h"
 
 namespace accel {
+
+std::atomic<bool> pending_errors{false};
+
 namespace {
 
 /* Failures of kernels on any thread, until somebody asks. */
@@ -38,6 +42,7 @@ void record(std::string message) {
   Errors& e = errors();
   std::lock_guard<std::mutex> lock(e.mutex);
   if (e.messages.size() < Errors::kMax) e.messages.push_back(std::move(message));
+  pending_errors.store(true, std::memory_order_release);
 }
 
 /* What the host's functions find behind the accel_call they are given. */
@@ -236,7 +241,14 @@ std::vector<std::string> take_errors() {
   std::lock_guard<std::mutex> lock(e.mutex);
   std::vector<std::string> taken(e.messages.begin(), e.messages.end());
   e.messages.clear();
+  pending_errors.store(false, std::memory_order_release);
   return taken;
+}
+
+void raise_errors() {
+  std::string all;
+  for (const std::string& message : take_errors()) all += (all.empty() ? "" : "; ") + message;
+  if (!all.empty()) throw std::runtime_error("a CPU kernel failed: " + all);
 }
 
 } // namespace accel

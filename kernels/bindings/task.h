@@ -1,6 +1,7 @@
 /* One queued kernel call: the views of its arrays, and running it on the stream's thread. */
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <memory>
 #include <string>
@@ -21,7 +22,10 @@ struct Task {
   void add_input(void* data, int dtype, const int32_t* shape, const int64_t* strides, int ndim);
   void add_output(void* data, int dtype, const int32_t* shape, const int64_t* strides, int ndim);
 
-  /* Runs the kernel. If it fails, fills the outputs with NaN or zeros and records the message. */
+  /* Runs the kernel. If it fails, fills the outputs with NaN or zeros and records the message. It does not throw:
+   * mlx would pass the exception on to whoever waits for the stream, but leaves arrays of the same evaluation
+   * behind whose events are never signalled, and reading one of those would wait for ever. Nothing is run if all
+   * outputs are empty. */
   void run();
 
  private:
@@ -35,6 +39,13 @@ struct Task {
 /* Copies a strided array to row-major order. */
 void copy_row_major(const accel_array& from, void* to);
 
+/* Messages of kernels that failed, "name: message" each, oldest first; empties the list. */
 std::vector<std::string> take_errors();
+
+/* True if that list is not empty. */
+extern std::atomic<bool> pending_errors;
+
+/* Takes the messages and throws them as one std::runtime_error, if there are any. */
+void raise_errors();
 
 } // namespace accel

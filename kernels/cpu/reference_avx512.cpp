@@ -1,2 +1,3 @@
 #define ACCEL_VARIANT avx512
+#define ACCEL_VECTOR 64
 #include "reference_body.h"

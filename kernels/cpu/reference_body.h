@@ -1,4 +1,5 @@
-/* The loops of reference.h, compiled once per instruction set with ACCEL_VARIANT naming the namespace. */
+/* The loops of reference.h, compiled once per instruction set with ACCEL_VARIANT naming the namespace and
+ * ACCEL_VECTOR the bytes of its registers. */
 #include <cmath>
 #include <cstring>
 
@@ -9,24 +10,37 @@ namespace accel::reference::ACCEL_VARIANT {
 constexpr int kLanes = 16;   // partial sums; their number is part of the result's bits
 constexpr int64_t kBlock = 512;
 
-/* 32 codes from `BITS` words. */
+// The compiler's own vector types, since it keeps arrays of partial sums in memory otherwise.
+constexpr int kWidth = ACCEL_VECTOR / sizeof(double), kVectors = kLanes / kWidth;
+typedef double Doubles __attribute__((vector_size(ACCEL_VECTOR)));
+typedef uint32_t Words __attribute__((vector_size(32)));
+typedef int64_t Longs __attribute__((vector_size(ACCEL_VECTOR)));
+
+/* 32 codes from `BITS` words: code i is bits [i * BITS, (i + 1) * BITS) of the words, lowest bit first. */
 template <int BITS>
 inline void unpack32(const uint32_t* w, int32_t* q) {
   constexpr uint32_t mask = (1u << BITS) - 1;
-  if constexpr (32 % BITS == 0) {
-    constexpr int per_word = 32 / BITS;
-    for (int i = 0; i < BITS; ++i) {
-      for (int j = 0; j < per_word; ++j) q[i * per_word + j] = int32_t((w[i] >> (j * BITS)) & mask);
+  if constexpr (BITS == 8) {
+    uint8_t bytes[32];
+    std::memcpy(bytes, w, 32);
+    for (int i = 0; i < 32; ++i) q[i] = bytes[i];
+  } else if constexpr (32 % BITS == 0) {
+    // Eight codes lie in one word.
+    constexpr Words shifts = {0, BITS, 2 * BITS, 3 * BITS, 4 * BITS, 5 * BITS, 6 * BITS, 7 * BITS};
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t word = w[i * BITS / 4] >> (8 * i * BITS % 32);
+      const Words codes = ((Words{} + word) >> shifts) & mask;
+      std::memcpy(q + 8 * i, &codes, sizeof codes);
     }
   } else {
-    // A code may lie across two words; the word behind the last one is not read.
-    uint32_t padded[BITS + 1];
-    std::memcpy(padded, w, sizeof(uint32_t) * BITS);
-    padded[BITS] = 0;
+    // A code lies within the two bytes that begin with the one its first bit is in (little-endian memory).
+    uint8_t bytes[4 * BITS + 1];
+    std::memcpy(bytes, w, 4 * BITS);
+    bytes[4 * BITS] = 0;
     for (int i = 0; i < 32; ++i) {
-      const int word = i * BITS / 32, shift = i * BITS % 32;
-      const uint64_t pair = uint64_t(padded[word + 1]) << 32 | padded[word];
-      q[i] = int32_t(uint32_t(pair >> shift) & mask);
+      uint16_t pair;
+      std::memcpy(&pair, bytes + i * BITS / 8, sizeof pair);
+      q[i] = int32_t((pair >> (i * BITS % 8)) & mask);
     }
   }
 }
@@ -37,16 +51,22 @@ struct Sums {
 
 /* `count` is a multiple of kLanes. */
 inline void accumulate(const double* w, const double* x, int64_t count, Sums& s) {
-  double y[kLanes], mag[kLanes];
-  for (int j = 0; j < kLanes; ++j) y[j] = s.y[j], mag[j] = s.mag[j];
+  constexpr int64_t not_sign = INT64_MAX;
+  Doubles y[kVectors], mag[kVectors];
+  std::memcpy(y, s.y, sizeof y);
+  std::memcpy(mag, s.mag, sizeof mag);
   for (int64_t i = 0; i < count; i += kLanes) {
-    for (int j = 0; j < kLanes; ++j) {
-      const double product = w[i + j] * x[i + j];
-      y[j] += product;
-      mag[j] += std::fabs(product);
+    for (int v = 0; v < kVectors; ++v) {
+      Doubles a, b;
+      std::memcpy(&a, w + i + v * kWidth, sizeof a);
+      std::memcpy(&b, x + i + v * kWidth, sizeof b);
+      const Doubles product = a * b;
+      y[v] += product;
+      mag[v] += (Doubles)((Longs)product & not_sign);
     }
   }
-  for (int j = 0; j < kLanes; ++j) s.y[j] = y[j], s.mag[j] = mag[j];
+  std::memcpy(s.y, y, sizeof y);
+  std::memcpy(s.mag, mag, sizeof mag);
 }
 
 inline double total(const double* v) {
@@ -93,8 +113,9 @@ void affine_rows(const Product& p, const uint32_t* w, const float* scales, const
   const int64_t words = p.k * BITS / 32, groups = p.k / group;
   product(p, begin, end, [&](int64_t row, int64_t first, int64_t count, double* out) {
     alignas(64) int32_t q[32];
-    for (int64_t i = 0; i < count; i += 32) {
-      const int64_t g = row * groups + (first + i) / group;
+    int64_t g = row * groups + first / group, left = group - first % group;
+    for (int64_t i = 0; i < count; i += 32, left -= 32) {
+      if (left == 0) left = group, ++g;
       // A float times a code of at most 8 bits is exact in double.
       const double scale = scales[g], bias = biases[g];
       unpack32<BITS>(w + row * words + (first + i) / 32 * BITS, q);

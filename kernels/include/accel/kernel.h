@@ -14,7 +14,8 @@
  *     accepts every library whose ACCEL_ABI_VERSION is not newer than its own. `struct_size` tells a
  *     library how much of a struct an older host filled in.
  *   - Arrays are handed over as arrays of pointers, so that accel_array may grow too.
- *   - The host owns all memory. A kernel writes every element of every output, and nothing else.
+ *   - The host owns all memory. A kernel writes every element of every output, and nothing else. It is not
+ *     called if all its outputs are empty.
  *   - A kernel may be entered from several threads at once, also with the same inputs. It keeps no
  *     mutable global state.
  *   - A kernel does not throw, longjmp or exit. What it cannot compute it reports with accel_fail().
@@ -107,8 +108,8 @@ typedef struct accel_host {
    * kernel was entered on, not inside a task. Repeated calls return distinct blocks. NULL: out of memory
    * (accel_fail has been called). */
   void* (*scratch)(const struct accel_call* call, size_t bytes);
-  /* Reports that the outputs are not valid; the first message of a call is kept (it is copied). The host
-   * fills the outputs with NaN (floats) or zeros and raises the error where it next can. */
+  /* Reports that the outputs are not valid, from any thread; the first message of a call is kept (it is
+   * copied). The host fills the outputs with NaN (floats) or zeros and raises the error where it next can. */
   void (*fail)(const struct accel_call* call, const char* message);
 } accel_host;
 
@@ -131,7 +132,8 @@ typedef struct accel_call {
 ACCEL_EXPORT __attribute__((weak)) uint32_t accel_library_abi_version(void);
 __attribute__((weak)) uint32_t accel_library_abi_version(void) { return ACCEL_ABI_VERSION; }
 
-static inline void accel_parallel_for(const accel_call* call, int64_t n, int64_t grain, accel_task task, void* arg) {
+static inline void accel_parallel_for(const accel_call* call, int64_t n, int64_t grain, accel_task task,
+                                      void* arg) {
   call->host->parallel_for(call, n, grain, task, arg);
 }
 static inline void* accel_scratch(const accel_call* call, size_t bytes) { return call->host->scratch(call, bytes); }

@@ -1,0 +1,2 @@
+/* A library that does not include accel/kernel.h. */
+void kernel(const void* call) { (void)call; }
