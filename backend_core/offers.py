@@ -88,10 +88,10 @@ def as_offers(answer: Any, site: Site) -> list[Offer]:
     if isinstance(answer, Offer):
         return [answer]
     if isinstance(answer, Sequence) and not isinstance(answer, (str, bytes)):
-        wrong = next((a for a in answer if not isinstance(a, Offer)), None)
-        if wrong is None:
+        wrong = [a for a in answer if not isinstance(a, Offer)]
+        if not wrong:
             return list(answer)
-        answer = wrong
+        answer = wrong[0]
     raise TypeError(
         f"{site.hook} must return None, an Offer or a list of offers, not {type(answer).__name__} "
         f"(site {site.path!r})"

@@ -171,6 +171,8 @@ class MoeSite(Site):
         As in :class:`LinearSite`, of the first projection; ``uniform`` is True if all projections agree.
     has_bias
         True if the projections carry biases.
+    x_dtype
+        dtype of the activations that reach the block.
     """
 
     d_model: int = 0
