@@ -1,4 +1,4 @@
-"""``python -m backend_core``: where the SDK for authors of CPU kernels lies; anything else is the command line.
+"""``python -m backend_core``: where the SDK for authors of CPU kernels lies; else it is the command line.
 
 ``--cmake-dir`` prints the directory for ``mlx_accel_ROOT`` (``find_package(mlx_accel CONFIG)``),
 ``--include-dir`` the directory that holds ``accel/kernel.h``. Both are answered without importing mlx.

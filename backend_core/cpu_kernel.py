@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     import mlx.core as mx
 
 
-
-
 @dataclass(frozen=True)
 class OneDim:
     """Dimension `axis` of input `input`; see :func:`dim`."""
@@ -80,8 +78,8 @@ _END = 2**31 - 1
 def like(input: int, *, last: int | OneDim | None = None) -> Like:
     """The shape of input number `input`, with its last dimension replaced by `last` if that is given.
 
-    `last` is a number or a :func:`dim` of another input. As an output dtype, ``like(i)`` is the dtype of input i.
-    Unlike a shape given as numbers, a rule holds for every number of rows, also inside
+    `last` is a number or a :func:`dim` of another input. As an output dtype, ``like(i)`` is the dtype of that
+    input. Unlike a shape given as numbers, a rule holds for every number of rows, also inside
     ``mx.compile(..., shapeless=True)``.
     """
     return Like(input, last)
@@ -170,8 +168,8 @@ class CpuKernel:
             A CPU stream, or None for the thread's default CPU stream.
 
         Raises ValueError if a rule does not fit the inputs or the stream is a GPU's, and TypeError for wrong
-        types. What the kernel itself rejects is known only at evaluation: its outputs are then NaN (integers: 0),
-        and the next call of any CPU kernel raises RuntimeError with the message, unless
+        types. What the kernel itself rejects is known only at evaluation: its outputs are then NaN (integers:
+        0), and the next call of any CPU kernel raises RuntimeError with the message, unless
         :func:`backend_core.native.take_errors` has taken it before.
         """
         call = self._prepare(output_shapes, output_dtypes)
@@ -187,9 +185,9 @@ class CpuKernel:
     ) -> Callable[..., mx.array]:
         """A fast callable for a kernel with one output whose trailing inputs never change.
 
-        The result is called as ``bound(x)`` (or ``bound(x, y, ...)``): its arrays are the kernel's first inputs
-        and `fixed_inputs` follow. Keywords: ``stream``, as in a call, and ``params``, which replace the bound
-        ones for that call. One call costs well under a microsecond.
+        The result is called as ``bound(x)`` (or ``bound(x, y, ...)``): its arrays are the kernel's first
+        The result is called as ``bound(x)`` or ``bound(x, y, ...)``: its arrays are the kernel's first
+        bound ones for that call.
 
         Raises ValueError or TypeError as a call does.
         """
@@ -240,13 +238,13 @@ def cpu_kernel(
         If True, an input that is not row-contiguous is copied before the kernel sees it; if False, the kernel
         gets the strides as they are.
     vjp
-        ``vjp(primals, cotangents, argnums) -> [gradient for each of argnums]``, made of mlx operations; without
-        it, differentiating the kernel is an error. It must not hold the object that holds the kernel, which
-        would then never be freed (use ``weakref``).
+        ``vjp(primals, cotangents, argnums) -> [gradient for each of argnums]``, made of mlx operations;
+        without it, differentiating the kernel is an error. It must not hold the object that holds the kernel,
+        which would then never be freed (use ``weakref``).
 
-    Raises :class:`backend_core.native.NativeUnavailable` if CPU kernels cannot run here, and RuntimeError, naming
-    kernel, library and symbol, if there is no such library or function or if it was built for a newer kernel
-    ABI than this mlx-accel has.
+    Raises :class:`backend_core.native.NativeUnavailable` if CPU kernels cannot run here, and RuntimeError,
+    naming kernel, library and symbol, if there is no such library or function or if it was built for a newer
+    kernel ABI than this mlx-accel has.
     """
     return CpuKernel(_path(library), symbol, name or symbol, ensure_row_contiguous, vjp)
 

@@ -27,8 +27,8 @@ class Status:
     reason
         ``""``, or one sentence that says what is wrong and what mends it.
     build
-        What the module was built against: ``mlx``, ``nanobind``, ``kernel_abi``, ``compiler``. Empty if it could
-        not be imported.
+        What the module was built against: ``mlx``, ``nanobind``, ``kernel_abi``, ``compiler``. Empty if it
+        could not be imported.
     isa
         Level of the instruction sets that kernels may use (``"avx512_vnni"``), ``""`` if unavailable.
     isa_names
@@ -93,9 +93,9 @@ def in_dynamic_tracing() -> bool:
 def take_errors() -> list[str]:
     """Messages of kernels that failed since the last call, oldest first, each as ``"kernel: message"``.
 
-    A kernel that fails at evaluation fills its outputs with NaN (integers: 0) and leaves its message here. What
-    nobody has taken is raised as RuntimeError by the next call of any CPU kernel. (Evaluation itself cannot
-    raise it: after an exception from a stream's thread, mlx may wait for ever for other arrays of that
+    A kernel that fails at evaluation fills its outputs with NaN (integers: 0) and leaves its message here.
+    What nobody has taken is raised as RuntimeError by the next call of any CPU kernel. (Evaluation itself
+    cannot raise it: after an exception from a stream's thread, mlx may wait for ever for other arrays of that
     evaluation.)
     """
     module = _load()[0]
@@ -110,7 +110,7 @@ def _load() -> tuple[ModuleType | None, Status]:
         build = dict(module.build_info())
         _check_version(build["mlx"])
         _probe(module)
-        bits, level, names = _isa(module)
+        _bits, level, names = _isa(module)
         threads = module.threads()
     except NativeUnavailable as e:
         return None, Status(False, str(e), build)
@@ -137,8 +137,8 @@ def _import() -> ModuleType:
                 "MLX_ACCEL_BUILD_NATIVE=0); install a C++20 compiler and reinstall mlx-accel"
             ) from e
         raise NativeUnavailable(
-            f"the native module cannot be loaded ({_describe(e)}), most likely because it was built for another "
-            f"mlx than {_mlx_version()}; {_REBUILD}"
+            f"the native module cannot be loaded ({_describe(e)}), most likely because it was built for "
+            f"another mlx than {_mlx_version()}; {_REBUILD}"
         ) from e
     return _native
 

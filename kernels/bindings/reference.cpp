@@ -52,6 +52,16 @@ nb::tuple affine(Matrix<double> x, Matrix<uint32_t> w, Matrix<float> scales, Mat
   return nb::make_tuple(out_y, out_mag);
 }
 
+/* Codes are never converted: another dtype is a mistake of the caller. */
+template <typename T>
+Matrix<T> weights(nb::handle w) {
+  Matrix<T> matrix;
+  if (!nb::try_cast(w, matrix, false)) {
+    throw nb::type_error("w must be a C-contiguous numpy matrix of the dtype's type, or of uint16 for half precision");
+  }
+  return matrix;
+}
+
 template <typename T>
 nb::tuple dense(Matrix<double> x, Matrix<T> w, reference::Dense kind, int64_t row_begin, int64_t row_end) {
   const size_t m = x.shape(0), k = x.shape(1), n = w.shape(0);
@@ -70,7 +80,7 @@ nb::tuple dense(Matrix<double> x, Matrix<T> w, reference::Dense kind, int64_t ro
 } // namespace
 
 void register_reference(nb::module_& m) {
-  m.def("affine_reference", &affine, "x"_a, "w"_a, "scales"_a, "biases"_a, "bits"_a, "group_size"_a,
+  m.def("affine_reference", &affine, "x"_a, "w"_a.noconvert(), "scales"_a, "biases"_a, "bits"_a, "group_size"_a,
         "row_begin"_a = 0, "row_end"_a = -1,
         "(y, magnitude) of x @ W[row_begin:row_end].T in float64, both (M, rows): y = sum(w * x) and magnitude = "
         "sum(|w * x|) over K, with w = scale * q + bias in float64.\n\n"
@@ -79,11 +89,11 @@ void register_reference(nb::module_& m) {
       "dense_reference",
       [](Matrix<double> x, nb::object w, std::string dtype, int64_t row_begin, int64_t row_end) {
         if (dtype == "float32") {
-          return dense(x, nb::cast<Matrix<float>>(w), reference::Dense::Float32, row_begin, row_end);
+          return dense(x, weights<float>(w), reference::Dense::Float32, row_begin, row_end);
         }
         if (dtype == "float16" || dtype == "bfloat16") {
           const auto kind = dtype == "float16" ? reference::Dense::Float16 : reference::Dense::Bfloat16;
-          return dense(x, nb::cast<Matrix<uint16_t>>(w), kind, row_begin, row_end);
+          return dense(x, weights<uint16_t>(w), kind, row_begin, row_end);
         }
         throw nb::value_error("dtype must be \"float32\", \"float16\" or \"bfloat16\"");
       },
