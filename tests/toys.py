@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 import types
 from typing import Any
@@ -20,7 +21,11 @@ def module_with(**hooks: Any) -> types.ModuleType:
 
 def host(policy: Policy | None = None, **plugins: Any) -> PluginHost:
     """A host with exactly these plugins, none of the installed ones."""
-    result = PluginHost(policy or Policy(), devices=("cpu",), isa=("portable",), entry_points=[])
+    policy = policy or Policy()
+    # Named plugins are looked for when a host is made; these are registered after it.
+    unnamed = dataclasses.replace(policy, plugins="")
+    result = PluginHost(unnamed, devices=("cpu",), isa=("portable",), entry_points=[])
+    result.policy = policy
     for name, plugin in plugins.items():
         result.register(plugin, name)
     return result

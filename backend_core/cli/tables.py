@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from ..report import STOCK, Decision, Report
@@ -28,7 +29,7 @@ def print_plugins(records: list[dict[str, Any]]) -> None:
         kernels = ", ".join(f"{k['name']} ({k['device']})" for k in r["kernels"]) or "-"
         why = r["reason"] or (r["faults"][-1]["error"] if r["faults"] else "")
         table.add_row(r["name"], r["version"], r["distribution"], ", ".join(r["hooks"]), kernels,
-                      f"[{_STYLE.get(r['state'], '')}]{r['state']}[/]", why)  # fmt: skip
+                      f"[{_STYLE.get(r['state'], '')}]{r['state']}[/]", escape(why))  # fmt: skip
     if records:
         _console().print(table)
     else:
@@ -39,7 +40,7 @@ def print_checks(checks: list[Any]) -> None:
     """`mlx-accel doctor`."""
     table = Table("check", "", "found", "mend")
     for c in checks:
-        table.add_row(c.name, f"[{_STYLE.get(c.status, '')}]{c.status}[/]", c.detail, c.mend)
+        table.add_row(c.name, f"[{_STYLE.get(c.status, '')}]{c.status}[/]", escape(c.detail), escape(c.mend))
     _console().print(table)
     faults = sum(c.status == "fault" for c in checks)
     print(f"{faults} fault{'s' if faults != 1 else ''}" if faults else "no faults")
@@ -57,7 +58,7 @@ def print_report(report: Report, *, every: bool = False, stderr: bool = False) -
             spread = f"{bucket.spread:.0%}" if bucket.ratio else "-"
             runs = bucket.chosen if bucket.chosen == STOCK else f"[green]{bucket.chosen}[/]"
             first = i == 0
-            why = "\n".join(f"{loser.offer}: {loser.reason}" for loser in d.losers) if first else bucket.how
+            why = escape("\n".join(f"{loser.offer}: {loser.reason}" for loser in d.losers)) if first else bucket.how
             table.add_row(str(len(group)) if first else "", d.site.path if first else "",
                           _shape(d) if first else "", rows, runs, ratio, spread, why)  # fmt: skip
     console = _console(stderr)

@@ -61,8 +61,15 @@ def _environment() -> list[Check]:
     return [check for section in environment.SECTIONS for check in guarded(section.__name__, section)]
 
 
+def _installation() -> list[Check]:
+    from . import installation as i
+
+    sections = (i.native_checks, i.backend_checks, i.plugin_checks)
+    return [check for section in sections for check in guarded(section.__name__, section)]
+
+
 #: Sections about the installation, in the order of printing.
-SECTIONS: list[Section] = [_environment]
+SECTIONS: list[Section] = [_environment, _installation]
 
 
 def guarded(name: str, section: Section) -> list[Check]:
