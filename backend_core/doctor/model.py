@@ -63,7 +63,7 @@ def check_model(directory: Path, extra_methods: Collection[str] = ()) -> list[Ch
         "sampling": lambda: [check_sampling(directory, vocabulary(config))],
     }
     if config:
-        sections["quantization"] = lambda: [check_metadata(config, directory, extra_methods)]
+        sections["quantization"] = lambda: [check_metadata(config, directory, extra_methods, headers)]
         sections["memory"] = lambda: check_memory(config, headers)
     for name, section in sections.items():
         checks += guarded(f"model.{name}", section)
@@ -219,8 +219,13 @@ def _wrong_digest(path: Path, digest: str) -> str:
     return "" if found.hexdigest() == digest else "has another SHA-256 than recorded"
 
 
-def check_metadata(config: Mapping[str, Any], directory: Path, extra_methods: Collection[str]) -> Check:
-    """Is the quantization metadata known?"""
+def check_metadata(
+    config: Mapping[str, Any],
+    directory: Path,
+    extra_methods: Collection[str],
+    headers: Mapping[str, Header] | None = None,
+) -> Check:
+    """Is the quantization metadata known, and is there any where the weights are quantized?"""
     try:
         check_quantization(config, directory, extra_methods)
     except UnknownQuantization as error:
@@ -234,7 +239,25 @@ def check_metadata(config: Mapping[str, Any], directory: Path, extra_methods: Co
     foreign = config.get("quantization_config")
     if isinstance(foreign, Mapping):
         return ok("model.quantization", f"quant_method {foreign.get('quant_method')}")
+    # MLX's own packed layers: codes in uint32 with scales beside them.
+    packed = sorted(
+        name.removesuffix(".scales")
+        for header in (headers or {}).values()
+        for name in header.tensors
+        if name.endswith(".scales") and _is_packed(header, name)
+    )
+    if packed:
+        return fault(
+            "model.quantization",
+            f"config.json has no quantization entry, but {len(packed)} layers are quantized ({_some(packed)})",
+            'Add "quantization": {"group_size": ..., "bits": ...} to config.json, or convert the model again.',
+        )
     return ok("model.quantization", "none in config.json")
+
+
+def _is_packed(header: Header, scales: str) -> bool:
+    weight = header.tensors.get(scales.removesuffix("scales") + "weight")
+    return weight is not None and weight.dtype == "U32"
 
 
 def vocabulary(config: Mapping[str, Any]) -> int | None:
