@@ -114,7 +114,7 @@ def find_linears(model: Any, x_dtype: str = "") -> list[Found]:
             device=device,
             host=host,
             model_type=model_type,
-            in_lora=parent is not None and type(parent).__name__.startswith(("LoRA", "DoRA")),
+            in_lora=_is_adapter(parent),
             **facts,
         )
         found.append(Found(site, module))
@@ -169,6 +169,8 @@ def tied_embeddings(modules: list[tuple[str, Any]]) -> Iterator[Any]:
     names_by_class: dict[type, list[set[str]]] = {}
     for _, owner in modules:
         cls = type(owner)
+        if _is_adapter(owner):
+            continue  # has an as_linear of its own, whether the model calls it or not
         if cls not in names_by_class:
             names_by_class[cls] = [
                 set(code.co_names)
@@ -182,6 +184,8 @@ def tied_embeddings(modules: list[tuple[str, Any]]) -> Iterator[Any]:
             for _, module in owner.named_modules():
                 for name in names:
                     child = module.get(name) if isinstance(module, dict) else None
+                    if _is_adapter(child):
+                        child = child.get("embedding")
                     if child is not None and stock_class(child) in (nn.Embedding, nn.QuantizedEmbedding):
                         yield child
 
@@ -241,6 +245,11 @@ def find_ops(model: Any, x_dtype: str = "") -> list[Found]:
             continue
         found.append(Found(site, module))
     return found
+
+
+def _is_adapter(module: Any) -> bool:
+    """True for the wrappers that adapters put around a layer."""
+    return isinstance(module, dict) and type(module).__name__.startswith(("LoRA", "DoRA"))
 
 
 def _unique_modules(model: Any) -> Iterator[tuple[str, Any]]:
