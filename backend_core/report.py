@@ -78,7 +78,7 @@ class Decision:
                  "spread": round(b.spread, 3), "how": b.how}
                 for b in self.buckets
             ],
-            "losers": [vars(loser) for loser in self.losers],
+            "losers": [dict(vars(loser)) for loser in self.losers],
         }  # fmt: skip
 
 
@@ -123,9 +123,9 @@ class Report:
         return {
             "decisions": [d.as_dict() for d in self.decisions],
             "counts": dict(self.counts()),
-            "notes": self.notes,
-            "plugins": self.plugins,
-            "policy": self.policy,
+            "notes": list(self.notes),
+            "plugins": list(self.plugins),
+            "policy": dict(self.policy),
             "activations": self.activations,
             "seconds": round(self.seconds, 3),
         }
