@@ -88,6 +88,10 @@ def _select(model: Any, policy: Policy, host: PluginHost, report: Report) -> Non
         elif record.faults:
             report.note(f"plugin {record.name}: {record.faults[-1].where}: {record.faults[-1].error}")
     report.notes += [n for n in profile.notes if n not in report.notes]
+    if walk.host_of(model) == "mlx_vlm":
+        from .integrations import vlm
+
+        vlm.install()
     done: list[Any] = []
     try:
         for found, _, slot in chosen:

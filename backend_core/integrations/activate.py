@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from ..policy import Policy
-from . import loading
+from . import loading, vlm
 
 HOSTS = ("mlx_lm", "mlx_vlm")
 #: Commands that train or rewrite weights: they need the stock layers.
@@ -39,6 +39,7 @@ def disable() -> None:
     """Give both hosts their own ``load_model`` back. Models loaded before stay accelerated."""
     global _current
     _current = None
+    vlm.uninstall()
     for host in HOSTS:
         utils = sys.modules.get(f"{host}.utils")
         original = getattr(getattr(utils, "load_model", None), "_accel_original", None)

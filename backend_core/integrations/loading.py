@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
+import json
 import sys
 import threading
 from collections.abc import Callable
@@ -60,11 +62,12 @@ def wrap(host: str, original: Callable[..., Any], current: Callable[[], Context 
 def _load(host: str, original: Callable[..., Any], context: Context, sharded: bool, model_path: Any,
           lazy: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # fmt: skip
     plugins = core.plugin_host(context.policy)
-    kwargs = _adapt(plugins, Path(model_path), kwargs)
+    arguments = _by_name(original, (model_path, lazy, *args), kwargs)
+    arguments, adapted = _adapt(plugins, Path(model_path), arguments)
     try:
-        result = original(model_path, lazy, *args, **kwargs)
+        result = original(**arguments)
     except Exception as error:
-        raise_if_damaged(Path(model_path), error)
+        raise_if_damaged(Path(model_path), error, ignore_format=bool(adapted))
         raise
     model = result[0] if isinstance(result, tuple) else result
     if lazy and sharded:
@@ -72,45 +75,67 @@ def _load(host: str, original: Callable[..., Any], context: Context, sharded: bo
     elif lazy:
         sys.stderr.write("[accel] loaded lazily (its weights are about to be rewritten): runs stock\n")
     else:
-        show(core.accelerate(model, context.policy, host=plugins), context.policy)
+        report = core.accelerate(model, context.policy, host=plugins)
+        if adapted:
+            report.note(f"checkpoint read by {adapted}")
+        show(report, context.policy)
     return result
 
 
-def _adapt(plugins: Any, path: Path, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Check the checkpoint's quantization; ask plugins where stock does not know it."""
-    import json
+def _by_name(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by their names, as adapt_checkpoint offers want them."""
+    names = [
+        p.name
+        for p in inspect.signature(function).parameters.values()
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    return {**dict(zip(names, args, strict=False)), **kwargs}
 
+
+def _adapt(plugins: Any, path: Path, arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """(arguments to load with, label of the offer that adapted them or "").
+
+    The quantization metadata of what no plugin adapts is checked. Raises UnknownQuantization, or ModelError
+    if an offer fails.
+    """
     try:
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        files = tuple(sorted(p.name for p in path.iterdir()))
     except (OSError, ValueError):
-        return kwargs  # stock's own message names the file
+        return arguments, ""  # stock's own message names the file
     if not isinstance(config, dict):
-        return kwargs
+        return arguments, ""
     method = config.get("quantization_config") or {}
     site = CheckpointSite(
         path=str(path), model_type=str(config.get("model_type", "")),
         quant_method=str(method.get("quant_method", "")) if isinstance(method, dict) else "",
-        quantization=json.dumps(config.get("quantization") or method or "", sort_keys=True),
-        files=tuple(sorted(p.name for p in path.iterdir())),
+        quantization=json.dumps(config.get("quantization") or method or "", sort_keys=True), files=files,
     )  # fmt: skip
     offers, _ = plugins.collect(site) if plugins.implements("adapt_checkpoint") else ([], [])
     if offers:
-        best = max(offers, key=lambda o: o.preference)
-        return dict(best.build({"model_path": path, **kwargs}), **{}) if best else kwargs
+        best = max(offers, key=lambda o: (o.preference, o.label))
+        try:
+            return dict(best.build(dict(arguments))), best.label
+        except Exception as error:
+            raise ModelError(f"{path}: {best.label} cannot read it: {type(error).__name__}: {error}") from error
     check_quantization(config, path)
-    return kwargs
+    return arguments, ""
 
 
-def raise_if_damaged(path: Path, error: Exception) -> None:
+def raise_if_damaged(path: Path, error: Exception, ignore_format: bool = False) -> None:
     """Turn stock's exception into one that names the damage, if the directory is damaged.
 
-    Raises ModelError with the first fault and its mend.
+    Raises ModelError with the first fault and its mend. ignore_format: a plugin knows the format.
     """
     from ..doctor.model import check_model
 
-    faults = [c for c in check_model(path) if c.status == "fault"]
+    faults = [
+        c
+        for c in check_model(path)
+        if c.status == "fault" and c.name != "model.memory" and not (ignore_format and c.name == "model.quantization")
+    ]
     if faults:
-        raise ModelError(f"{path}: {faults[0].detail}. {faults[0].mend}") from error
+        raise ModelError(f"{path}: {faults[0].detail.rstrip('.')}. {faults[0].mend}") from error
 
 
 def _accelerate_at_first_call(model: Any, policy: Policy) -> None:
