@@ -10,13 +10,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from . import activations, install, machine, walk
+from . import activations, install, machine, walk, walk_calls
 from .plugins import PluginHost
 from .policy import Policy
 from .profile import Profile
 from .report import Report
 from .select import Session
 
+#: Hooks whose offers this version collects and reports.
+_OTHER_HOOKS = (
+    ("fuse_moe", walk.find_moe),
+    ("select_op", walk.find_ops),
+    ("select_attention", walk_calls.find_attention),
+    ("verify_draft", walk_calls.find_drafts),
+)
 #: id(model) -> (weak reference, report, policy, ids of the modules changed).
 _STATES: dict[int, tuple[weakref.ref[Any], Report, Policy]] = {}
 
@@ -73,7 +80,7 @@ def _select(model: Any, policy: Policy, host: PluginHost, report: Report) -> Non
     try:
         chosen = session.linears(walk.find_linears(model, x_dtype))
         report.decisions = [decision for _, decision, _ in chosen]
-        for hook, find in (("fuse_moe", walk.find_moe), ("select_op", walk.find_ops)):
+        for hook, find in _OTHER_HOOKS:
             if host.implements(hook):
                 report.decisions += session.others(find(model, x_dtype))
         session.check_named()

@@ -16,7 +16,7 @@ import numpy as np
 from . import reference
 from .errors import VerificationError
 from .offers import Offer
-from .sites import LinearSite
+from .sites import LinearSite, itemsize
 from .walk import stock_class
 
 #: Rows at which an offer is verified. The last row of every input is the same vector, so that one float64
@@ -60,6 +60,14 @@ class LinearProbe:
         """Arguments of a call at `rows` rows. rows 5 is a batch of five single tokens."""
         x, _ = inputs(rows, self.site.k, self.site.x_dtype)
         return (x.reshape(rows, 1, -1) if rows == 5 else x.reshape(1, rows, -1),)
+
+    def result_bytes(self, rows: int) -> int:
+        """Bytes of the result of a verification call."""
+        return abs(rows) * max(self.site.n, self.site.k) * itemsize(self.site.out_dtype) * self._copies()
+
+    def _copies(self) -> int:
+        """How many outputs a row of input has."""
+        return {"switch": 2, "multi": self.site.batch}.get(self.site.kind, 1)
 
     def cases(self, offer: Offer) -> list[tuple[int, tuple[Any, ...]]]:
         """(rows, args) of every verification call within the offer's range."""

@@ -25,6 +25,8 @@ CLEAR_LEAD = 3.0
 #: Stock never runs at more rows than this on the CPU.
 STOCK_MAX_ROWS = 4
 _MIN_CALLS = 20
+#: Results that may be held at once.
+SCRATCH_BYTES = 64 << 20
 _MAX_ROUNDS = 5
 _STOCK_BUDGET_S = 0.012
 
@@ -66,12 +68,12 @@ def race(probe: LinearProbe, modules: Sequence[Any], ours: Callable[..., Any], r
     stock_cost: float | None = None  # seconds per row, from the rows timed before
     for m in sorted(rows):
         args = probe.args(m)
-        _, mine = _batch_time(lambda module, a=args: ours(module, *a), modules, 1)
+        mine = _batch_time(lambda module, a=args: ours(module, *a), modules, 1)
         calls = max(_MIN_CALLS, min(200, int(0.002 / max(mine, 1e-7)))) if m <= 16 else 3
         if mine * calls > 0.2:
             calls = max(2, int(0.2 / mine))
         if device == "cpu" and m > STOCK_MAX_ROWS and stock_cost is not None:
-            times = sorted(_batch_time(lambda module, a=args: ours(module, *a), modules, calls)[1]
+            times = sorted(_batch_time(lambda module, a=args: ours(module, *a), modules, calls)
                            for _ in range(3))  # fmt: skip
             spread = (times[2] - times[0]) / times[1]
             result[m] = Timing(times[1], stock_cost * m, spread, "extrapolated")
@@ -90,10 +92,10 @@ def _duel(probe: LinearProbe, modules: Sequence[Any], ours: Callable[..., Any], 
     theirs: list[float] = []
 
     def run_ours() -> None:
-        mine.append(_batch_time(lambda module: ours(module, *args), modules, calls)[1])
+        mine.append(_batch_time(lambda module: ours(module, *args), modules, calls))
 
     def run_stock() -> None:
-        theirs.append(_batch_time(lambda module: stock(module, *args), modules, stock_calls)[1] * factor)
+        theirs.append(_batch_time(lambda module: stock(module, *args), modules, stock_calls) * factor)
 
     run_ours()
     run_stock()
@@ -121,7 +123,7 @@ def _stock_runner(probe: LinearProbe, modules: Sequence[Any], args: tuple[Any, .
         slice_of = {id(m): sliced(m, 0, part) for m in modules[:4]}
         first = list(slice_of.values())
         _batch_time(lambda module: probe.stock(module, *args), first, 1)
-        _, cost = _batch_time(lambda module: probe.stock(module, *args), first, 2)
+        cost = _batch_time(lambda module: probe.stock(module, *args), first, 2)
         whole = cost * site.n / part
         if whole * calls <= 0.25:
             return probe.stock, 1.0, calls, "raced"
@@ -134,18 +136,26 @@ def _stock_runner(probe: LinearProbe, modules: Sequence[Any], args: tuple[Any, .
             return (lambda module, *a: probe.stock(slice_of[id(module)], *a), site.n / part, 4,
                     "raced (stock on a slice)")  # fmt: skip
         return probe.stock, 1.0, max(2, int(0.25 / whole)), "raced"
-    _, cost = _batch_time(lambda module: probe.stock(module, *args), modules[:1], 1)
+    cost = _batch_time(lambda module: probe.stock(module, *args), modules[:1], 1)
     return probe.stock, 1.0, max(1, min(calls, int(0.25 / max(cost, 1e-7)))), "raced"
 
 
-def _batch_time(call: Callable[[Any], Any], modules: Sequence[Any], calls: int) -> tuple[Any, float]:
-    """Seconds per call of `calls` calls in one evaluation, rotating over `modules`."""
+def _batch_time(call: Callable[[Any], Any], modules: Sequence[Any], calls: int) -> float:
+    """Seconds per call of `calls` calls, rotating over `modules`, as many in one evaluation as memory allows."""
     import mlx.core as mx
 
     begin = time.perf_counter()
-    results = [call(modules[i % len(modules)]) for i in range(calls)]
+    results: list[Any] = []
+    at_once = calls
+    for i in range(calls):
+        results.append(call(modules[i % len(modules)]))
+        if i == 0:
+            at_once = max(1, SCRATCH_BYTES // max(results[0].nbytes, 1))
+        if len(results) >= at_once:
+            mx.eval(results)
+            results.clear()
     mx.eval(results)
-    return results, (time.perf_counter() - begin) / calls
+    return (time.perf_counter() - begin) / calls
 
 
 def _spread(times: list[float]) -> float:

@@ -136,15 +136,28 @@ class Session:
 
     def _verify(self, candidate: Candidate, found: list[Found], probe: LinearProbe) -> None:
         """Run the offer on every layer and compare with float64; wrong ones leave the race."""
+        offer = candidate.offer
+        cases = probe.cases(offer)
+        waiting = list(candidate.functions)
+        while waiting:
+            # As many layers in one evaluation as memory allows.
+            per_layer = sum(probe.result_bytes(rows) for rows, _ in cases)
+            count = max(1, race.SCRATCH_BYTES // max(per_layer, 1))
+            self._verify_some(candidate, found, probe, cases, waiting[:count])
+            waiting = waiting[count:]
+        for i in candidate.failures:
+            candidate.functions.pop(i, None)
+
+    def _verify_some(self, candidate: Candidate, found: list[Found], probe: LinearProbe,
+                     cases: list[tuple[int, tuple[Any, ...]]], indices: list[int]) -> None:  # fmt: skip
         import mlx.core as mx
 
         offer = candidate.offer
-        cases = probe.cases(offer)
         results: dict[int, list[tuple[int, Any]]] = {}
         with self.profile.in_flight(self.offer_key(offer), offer.label):
-            for i, function in candidate.functions.items():
+            for i in indices:
                 try:
-                    results[i] = [(rows, function(*args)) for rows, args in cases]
+                    results[i] = [(rows, candidate.functions[i](*args)) for rows, args in cases]
                 except Exception as error:
                     self._fault(candidate, found[i].site, i, f"raised {type(error).__name__}: {error}", error)
             try:
@@ -161,8 +174,6 @@ class Session:
                 probe.check(offer, found[i].module, r)
             except Exception as error:
                 self._fault(candidate, found[i].site, i, str(error), error)
-        for i in candidate.failures:
-            candidate.functions.pop(i, None)
 
     def _evaluate_one_by_one(self, candidate: Candidate, found: list[Found],
                              results: dict[int, list[tuple[int, Any]]]) -> None:  # fmt: skip
@@ -211,8 +222,9 @@ class Session:
         except Exception as error:
             candidate.why_untimed = f"race: {type(error).__name__}: {error}"
             return
-        self.profile.put(site.signature, offer.label,
-                         {"rows": {str(m): t.as_dict() for m, t in candidate.timings.items()}})  # fmt: skip
+        self.profile.put(site.signature, offer.label, {
+            "site": site.describe(), "rows": {str(m): t.as_dict() for m, t in candidate.timings.items()},
+        })  # fmt: skip
 
     # Decision
 

@@ -103,6 +103,13 @@ class LinearSite(Site):
     hook: ClassVar[str] = "select_linear"
     _where: ClassVar[tuple[str, ...]] = (*Site._where, "in_lora")
 
+    def describe(self) -> str:
+        """Shape and format for people: ``"1536x576 4-bit g32 affine"``."""
+        form = self.weight_dtype if self.mode == "dense" else f"{self.bits}-bit g{self.group_size} {self.mode}"
+        batch = f"{self.batch}x" if self.batch > 1 else ""
+        kind = "" if self.kind == "linear" else f" {self.kind}"
+        return f"{batch}{self.n}x{self.k} {form}{kind}"
+
     @property
     def weight_bytes(self) -> int:
         """Bytes of weights, scales and biases that one call must read at least (all experts / heads)."""

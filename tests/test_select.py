@@ -15,6 +15,7 @@ import toys
 
 from backend_core import Offer, PluginError, Policy, accelerate, restore
 from backend_core import race as race_module
+from backend_core import walk_calls
 from backend_core.race import Timing
 from backend_core.report import STOCK
 
@@ -341,6 +342,24 @@ def test_other_hooks_are_asked_and_recorded() -> None:
     decision = report.decision(moe[0].path, "fuse_moe")
     assert decision.chosen == STOCK and decision.losers[0].offer == "p/toy"
     restore(model)
+
+
+def test_attention_shapes_and_drafts_are_asked_for() -> None:
+    asked = []
+    note = lambda site: asked.append(site)  # noqa: E731
+    plugin = toys.module_with(select_attention=lambda site: note(site), verify_draft=lambda site: note(site))
+    model = tiny_models.build("gpt_oss", bits=4, dtype="bfloat16")
+    report = accelerate(model, Policy(race="off", activations="model"), host=toys.host(p=plugin))
+    attention = [s for s in asked if s.hook == "select_attention"]
+    assert [(s.q_len, s.mask) for s in attention] == [(1, "none"), (0, "causal")]
+    assert {(s.n_heads, s.n_kv_heads, s.head_dim, s.has_sinks, s.q_dtype) for s in attention} == {
+        (4, 2, 32, True, "bfloat16")}  # fmt: skip
+    drafts = [s for s in asked if s.hook == "verify_draft"]
+    assert [(s.sampler, s.vocab_size) for s in drafts] == [("greedy", 320), ("sample", 320)]
+    for site in asked:
+        assert report.decision(site.path, site.hook).losers[0].reason == "made no offer"
+    sliding = [f.site for f in walk_calls.find_attention(tiny_models.build("gemma3"))]
+    assert sliding[0].n_kv_heads == 1 and sliding[0].scale == pytest.approx(32**-0.5)
 
 
 def test_memory_figures_are_the_users_own() -> None:

@@ -76,11 +76,7 @@ def _groups(decisions: list[Decision], every: bool) -> list[list[Decision]]:
 
 def _shape(d: Decision) -> str:
     site: Any = d.site
-    if d.site.hook != "select_linear":
-        return getattr(site, "op", "") or d.site.hook
-    form = f"{site.bits}-bit g{site.group_size} {site.mode}" if site.mode != "dense" else site.weight_dtype
-    batch = f"{site.batch}x" if site.batch > 1 else ""
-    return f"{batch}{site.n}x{site.k} {form}"
+    return site.describe() if hasattr(site, "describe") else getattr(site, "op", "") or d.site.hook
 
 
 def print_profile(path: Path, data: dict[str, Any]) -> None:
@@ -95,7 +91,7 @@ def print_profile(path: Path, data: dict[str, Any]) -> None:
         for signature, offers in environment.get("races", {}).items():
             for label, race in offers.items():
                 rows = ", ".join(f"{m}: {t['stock'] / t['ours']:.2f}" for m, t in race.get("rows", {}).items() if t["ours"])
-                table.add_row(signature, label, rows)
+                table.add_row(str(race.get("site", signature)), label, rows)
         _console().print(table)
     for entry in data.get("quarantine", {}).values():
         print(f"quarantined: {entry.get('offer')}: {entry.get('reason')}")

@@ -1,0 +1,83 @@
+"""Sites that are not modules: attention call shapes and draft verification, read off a model's layers.
+
+mlx-lm calls one function for all attention, with nothing but arrays; which shapes will come is known from the
+attention modules' own attributes, under the few names that models give them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .machine import default_device
+from .sites import AttentionSite, DraftSite
+from .walk import Found, activations_dtype, host_of, model_type_of
+
+_HEADS = ("n_heads", "num_heads", "num_attention_heads")
+_KV_HEADS = ("n_kv_heads", "num_kv_heads", "num_key_value_heads")
+_WINDOWS = ("sliding_window", "window_size")
+#: Largest block that mlx-lm and mlx-vlm verify at once.
+MAX_DRAFT = 16
+
+
+def find_attention(model: Any, x_dtype: str = "") -> list[Found]:
+    """One site per distinct attention shape and phase: decode (q_len 1, no mask) and prompt (causal)."""
+    dtype = x_dtype or activations_dtype(model) or "float32"
+    common = {"device": default_device(), "host": host_of(model), "model_type": model_type_of(model),
+              "q_dtype": dtype, "kv_dtype": dtype, "cache": "KVCache"}  # fmt: skip
+    found: dict[AttentionSite, Found] = {}
+    seen: set[tuple[Any, ...]] = set()
+    for path, module in model.named_modules():
+        heads = _first(module, _HEADS)
+        scale = getattr(module, "scale", getattr(module, "sm_scale", None))
+        if not heads or not isinstance(scale, (int, float)):
+            continue
+        kv_heads = _first(module, _KV_HEADS) or heads
+        head_dim = _head_dim(module, heads, kv_heads)
+        if not head_dim:
+            continue
+        window = _first(module, _WINDOWS) if getattr(module, "is_sliding", True) else 0
+        sinks = module.get("sinks") is not None
+        shape = (heads, kv_heads, head_dim, float(scale), window, sinks)
+        if shape in seen:
+            continue
+        seen.add(shape)
+        for q_len, mask in ((1, "none"), (0, "causal")):
+            site = AttentionSite(
+                path=f"{path}[{'decode' if q_len else 'prompt'}]", n_heads=heads, n_kv_heads=kv_heads,
+                head_dim=head_dim, value_dim=head_dim, q_len=q_len, mask=mask, window=window or 0,
+                has_sinks=sinks, scale=float(scale), **common,
+            )  # fmt: skip
+            found[site] = Found(site, None)
+    return list(found.values())
+
+
+def find_drafts(model: Any, x_dtype: str = "") -> list[Found]:
+    """Verification of a chain of drafts, greedy and sampled, as mlx-lm's speculative decoding does it."""
+    config = getattr(model, "args", None) or getattr(model, "config", None)
+    config = getattr(config, "text_config", None) or config
+    vocab = config.get("vocab_size") if isinstance(config, dict) else getattr(config, "vocab_size", 0)
+    if not isinstance(vocab, int) or vocab <= 0:
+        return []
+    return [
+        Found(DraftSite(path=f"draft[{sampler}]", device=default_device(), host=host_of(model),
+                        model_type=model_type_of(model), sampler=sampler, max_draft=MAX_DRAFT, vocab_size=vocab,
+                        logits_dtype=x_dtype or activations_dtype(model) or "float32"), None)
+        for sampler in ("greedy", "sample")
+    ]  # fmt: skip
+
+
+def _first(module: Any, names: tuple[str, ...]) -> int:
+    for name in names:
+        value = getattr(module, name, None)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+    return 0
+
+
+def _head_dim(module: Any, heads: int, kv_heads: int) -> int:
+    """From the module if it says so, else from the width of its key projection."""
+    if stated := _first(module, ("head_dim",)):
+        return stated
+    projection = module.get("k_proj")
+    weight = projection.get("weight") if projection is not None and hasattr(projection, "get") else None
+    return weight.shape[0] // kv_heads if weight is not None and weight.ndim == 2 else 0
