@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from bonsai_cases import Case, seed_of
 from bonsai_qmv import reference as ref
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 ROWS = (*range(1, 18), 31, 33, 63, 64, 65, 127, 129)
 DTYPES = list(itertools.product(cases.FLOATS, repeat=3))
@@ -30,6 +32,17 @@ def test_float64_bound(bits, group, isa):
         dtypes = DTYPES[seed_of(bits, group, rows) % 27] if i % 2 else ("float32",) * 3
         case = Case.random(i, bits, group, rows, n, k, dtypes, bias=i % 3 == 0)
         case.check(case.run(isa=isa, threads=2 if rows in (5, 129) else 1))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from(ref.BITS), st.sampled_from(ref.GROUP_SIZES), st.integers(1, 40), st.integers(1, 50),
+    st.integers(1, 9), st.sampled_from(DTYPES), st.booleans(), st.sampled_from(list(cases.isas().values())),
+    st.integers(1, 3), st.floats(-20, 20),
+)  # fmt: skip
+def test_any_problem(bits, group, rows, n, groups, dtypes, bias, isa, threads, center):
+    case = Case.random(rows, bits, group, rows, n, group * groups, dtypes, bias, center)
+    case.check(case.run(isa=isa, threads=threads))
 
 
 @pytest.mark.parametrize("dtypes", DTYPES, ids="-".join)

@@ -53,7 +53,7 @@ constexpr Shift16<BITS, STEP> kShift16{};
 struct Avx512 {
   using V = __m512;
   static constexpr int kNarrowRows = 8; /* output rows that share one x row */
-  static constexpr int kAccumulators = 18; /* in flight with several rows of x */
+  static constexpr int kAccumulators = 24; /* in flight with several rows of x */
   static constexpr int kMaxTile = 8;       /* rows of x per tile */
 
   static V zero() { return _mm512_setzero_ps(); }

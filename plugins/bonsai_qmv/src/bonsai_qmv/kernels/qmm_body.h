@@ -1,8 +1,8 @@
 /* y = x @ W.T (+ bias) for many rows of x: the blocked product. Included once per instruction set.
  *
  * Layout     as in qmv_body.h; weight = scale * code + bias, rounded once to float32.
- * Rows       any; meant for more than 16. The bits of a row may depend on how many rows there are, and not on the
- *            number of threads.
+ * Rows       Any; meant for more than 16. Not row-invariant: the bits of a row may depend on how many rows there
+ *            are. They do not depend on the number of threads.
  * Exactness  rounding. Each sum runs over at most 256 terms before it is added to the output's partial sum.
  * Method     A block of kColumns outputs by kDepth weights is decoded once into a small matrix of floats and
  *            multiplied with a block of rows of x; the matrix W as a whole is never made. Decoding keeps output
@@ -10,6 +10,7 @@
  *            at the same bit of the same word in every lane, so that all shifts are constants, also for codes
  *            that straddle words, and what is decoded lies ready for the product. x is laid out in panels of
  *            up to 12 rows, interleaved, so that the inner loop reads both sides in sequence.
+ * Source     Written for this library, after the textbook scheme of a blocked product over packed panels.
  */
 #ifndef BONSAI_QMV_QMM_BODY_H
 #define BONSAI_QMV_QMM_BODY_H
@@ -161,7 +162,9 @@ struct LargeJob {
     const LargeJob& job = *(const LargeJob*)arg;
     const int32_t slot = job.take_slot();
     float* weights = job.scratch + (size_t)slot * kSlot;
-    for (int64_t i = begin; i < end; ++i) job.block(i / job.row_blocks, i % job.row_blocks, weights, weights + kWeights);
+    for (int64_t i = begin; i < end; ++i) {
+      job.block(i / job.row_blocks, i % job.row_blocks, weights, weights + kWeights);
+    }
     __atomic_store_n(&job.slots[slot], 0, __ATOMIC_RELEASE);
   }
 

@@ -7,14 +7,19 @@
  * Rows       1..16, any n, any k that is a multiple of the group.
  * Exactness  rounding. The weight is made before it is multiplied: taking the bias out of the sum,
  *            sum(code * x) * scale + bias * sum(x), is one operation cheaper and cancels badly where weights are
- *            much smaller than biases. Each sum runs in 16 interleaved partial sums of k / 16 terms, which keeps
- *            the error under the bound 4 * sqrt(k) even if every term rounds the same way.
- * Rows are   independent: output (m, r) has one accumulator of 16 lanes, fed with the chunks in order and
- * independent  summed up in one fixed tree, whatever other rows, outputs or threads there are. Tile sizes only
- *            say how many such accumulators are in flight.
+ *            much smaller than biases. Each sum runs in 16 interleaved partial sums of k / 16 terms: for k up to
+ *            some thousand that is within the bound even if every addition errs by the most it can, and for
+ *            terms that are all equal up to k = 65536.
+ * Rows       Independent of each other: output (m, r) has one accumulator of 16 lanes, fed with the chunks in
+ *            order and summed up in one fixed tree, whatever other rows, outputs or threads there are. Tile sizes
+ *            only say how many such accumulators are in flight.
  * Method     Decode is bound by reading W, so that W is read once, front to back, and a chunk goes from packed
  *            bytes to products in registers. Several output rows share each load of x and hide the latency of
  *            their sums behind one another; with several rows of x each decoded chunk is used for all of them.
+ *            Where k is long, x passes in blocks that stay in the first-level cache, and the accumulators wait
+ *            in memory between blocks, unsummed, so that the order of additions is that of one long pass.
+ * Source     Written for this library. Dot products with one accumulator per output, register tiling and
+ *            looking codes up in a register are common knowledge; nothing was taken from another implementation.
  */
 #ifndef BONSAI_QMV_QMV_BODY_H
 #define BONSAI_QMV_QMV_BODY_H
@@ -226,6 +231,14 @@ void choose_group(SmallJob<I>& job) {
   }
 }
 
+/* A piece of 64 k weights takes some microseconds, against the tenths of one that handing it out costs; fewer
+ * are not worth waking a thread for. Large matrices are cut into larger pieces, since what is fetched ahead at
+ * the end of a piece helps another thread or none. A further row of x counts as half a reading of W. */
+inline int64_t count_pieces(const Problem& p) {
+  const int64_t work = p.n * p.k * (p.rows + 1) / 2, fine = work / 65536, coarse = work / 262144;
+  return coarse > 16 ? coarse : min64(fine, 16);
+}
+
 template <class I>
 void small_rows(const Problem& p) {
   /* A little x needs no allocation. */
@@ -253,14 +266,11 @@ void small_rows(const Problem& p) {
     default: choose_group<I, 8>(job); break;
   }
   prepare_x<I>(p, job.depth, x);
-  /* Pieces of about 128 k weights: some microseconds, against the tenths of one that handing out a piece
-   * costs. What is smaller than two pieces is not worth waking a thread for. */
-  const int64_t units = ceil_div(p.n, kUnit);
-  const int64_t grain = ceil_div(131072, kUnit * p.k);
-  if (units < 2 * grain || p.call->threads < 2) {
+  const int64_t units = ceil_div(p.n, kUnit), pieces = count_pieces(p);
+  if (pieces < 2 || p.call->threads < 2) {
     SmallJob<I>::run(&job, 0, units);
   } else {
-    accel_parallel_for(p.call, units, grain, SmallJob<I>::run, &job);
+    accel_parallel_for(p.call, units, ceil_div(units, pieces), SmallJob<I>::run, &job);
   }
 }
 

@@ -63,7 +63,9 @@ const char* describe(const accel_call* call, Problem& p) {
     return "x, scales, biases and y must be float32, float16 or bfloat16";
   }
   p.rows = x->size / p.k;
-  if (y->shape[y->ndim - 1] != p.n || y->size != p.rows * p.n) return "y must have the shape of x but for its last dimension, n";
+  if (y->shape[y->ndim - 1] != p.n || y->size != p.rows * p.n) {
+    return "y must have the shape of x, its last dimension replaced by n";
+  }
   p.bias = call->n_inputs > 4 ? call->inputs[4] : NULL;
   if (p.bias && (!is_float(p.bias->dtype) || p.bias->ndim != 1 || p.bias->shape[0] != p.n)) {
     return "bias must be (n,) float32, float16 or bfloat16";
