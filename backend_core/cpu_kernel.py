@@ -185,9 +185,9 @@ class CpuKernel:
     ) -> Callable[..., mx.array]:
         """A fast callable for a kernel with one output whose trailing inputs never change.
 
-        The result is called as ``bound(x)`` (or ``bound(x, y, ...)``): its arrays are the kernel's first
         The result is called as ``bound(x)`` or ``bound(x, y, ...)``: its arrays are the kernel's first
-        bound ones for that call.
+        inputs, and `fixed_inputs` follow. Keywords: ``stream``, as in a call, and ``params``, which replace the bound
+        ones for that call.
 
         Raises ValueError or TypeError as a call does.
         """

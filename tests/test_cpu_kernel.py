@@ -634,7 +634,8 @@ def test_cxx_library_with_the_cmake_helper(tmp_path):
         """)
     )
     (tmp_path / "b.cpp").write_text(
-        "#include <accel/kernel.h>\n#if !defined(__AVX2__) || defined(__AVX512F__)\n#error wrong flags\n#endif\n"
+        "#include <accel/kernel.h>\n"
+        "#if !defined(__AVX2__) || defined(__AVX512F__)\n#error wrong flags\n#endif\n"
         "float twice_avx2(float x) { return x + x; }\n"
     )
     (tmp_path / "CMakeLists.txt").write_text(
