@@ -186,8 +186,8 @@ class CpuKernel:
         """A fast callable for a kernel with one output whose trailing inputs never change.
 
         The result is called as ``bound(x)`` or ``bound(x, y, ...)``: its arrays are the kernel's first
-        inputs, and `fixed_inputs` follow. Keywords: ``stream``, as in a call, and ``params``, which replace the bound
-        ones for that call.
+        inputs, and `fixed_inputs` follow. Keywords: ``stream``, as in a call, and ``params``, which replace
+        the bound ones for that call.
 
         Raises ValueError or TypeError as a call does.
         """
