@@ -136,8 +136,6 @@ def linear_facts(module: Any, kind: str, x_dtype: str = "") -> dict[str, Any] | 
         own = mx.bfloat16 if not x_dtype else getattr(mx, x_dtype)
     x = getattr(mx, x_dtype) if x_dtype else own
     out = mx.result_type(mx.zeros((), x), mx.zeros((), own))
-    if scales is not None and scales.dtype == mx.uint8:
-        out = x
     bias = module.get("bias")
     if bias is not None:
         out = mx.result_type(mx.zeros((), out), mx.zeros((), bias.dtype))

@@ -270,6 +270,23 @@ def test_kernels_are_listed_and_hashed(install, tmp_path):
     assert host().records["kern"].content_hash != before
 
 
+def test_each_plugin_announces_into_a_registry_of_its_own(tmp_path):
+    kernel = tmp_path / "k.metal"
+    kernel.write_text("text")
+    seen = []
+
+    def announces(name):
+        def register_kernels(registry):
+            seen.append((name, registry.plugin))
+            registry.source(name=name, device="metal", path=kernel)
+
+        return toys.module_with(register_kernels=register_kernels)
+
+    own = toys.host(one=announces("a"), two=announces("b"))
+    assert seen == [("a", "one"), ("b", "two")]
+    assert {n: [k.name for k in r.kernels] for n, r in own.records.items()} == {"one": ["a"], "two": ["b"]}
+
+
 def test_records_are_json_able_with_traceback(install):
     install("bad", "raise RuntimeError('boom')")
     [facts] = json.loads(json.dumps([r.as_dict() for r in host().all_records()]))

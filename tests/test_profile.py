@@ -290,6 +290,18 @@ def test_a_held_lock_is_waited_for(fresh, file):
 # Several processes
 
 
+def test_a_reader_keeps_the_whole_file_it_opened(fresh, file):
+    p = fresh()
+    p.put("sig", "a/x", RACE)
+    p.save()
+    before = file.read_text()
+    with file.open() as reader:
+        p.put("sig", "a/y", RACE)
+        p.save()
+        assert reader.read() == before
+    assert file.read_text() != before
+
+
 def test_two_processes_lose_nothing_and_readers_never_see_half_a_file(fresh, file):
     code = PREAMBLE + (
         "for i in range(15):\n"
