@@ -160,7 +160,7 @@ def tied_embeddings(modules: list[tuple[str, Any]]) -> Iterator[Any]:
 
     Nothing in a module says so; it shows in the code that calls ``<embedding>.as_linear``. A class whose code
     names ``as_linear`` and an embedding it holds uses it, unless the same code would rather use an
-    ``lm_head`` that is there.
+    ``lm_head`` that is there. (Some models create one and leave it unused; then their configuration tells.)
     """
     import mlx.nn as nn
 
@@ -177,12 +177,14 @@ def tied_embeddings(modules: list[tuple[str, Any]]) -> Iterator[Any]:
                 if (code := getattr(function, "__code__", None)) and "as_linear" in code.co_names
             ]
         for names in names_by_class[cls]:
-            if any(h in names and h in owner for h in ("lm_head", "output", "output_layer", "head")):
+            told = getattr(getattr(owner, "args", None), "tie_word_embeddings", False) is True
+            has_head = any(h in names and h in owner for h in ("lm_head", "output", "output_layer", "head"))
+            if has_head and not (told and "tie_word_embeddings" in names):
                 continue
             for _, module in owner.named_modules():
                 for name in names:
                     child = module.get(name) if isinstance(module, dict) else None
-                    if _is_adapter(child):
+                    if child is not None and _is_adapter(child):
                         child = child.get("embedding")
                     if child is not None and stock_class(child) in (nn.Embedding, nn.QuantizedEmbedding):
                         yield child

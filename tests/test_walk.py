@@ -79,6 +79,21 @@ def test_the_embedding_is_a_site_only_where_it_is_tied(name, tied):
     assert ("lm_head" in kinds) is not tied
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_head_that_is_created_and_left_unused_hides_nothing(tied):
+    from mlx_lm.models import helium
+
+    model = helium.Model(
+        helium.ModelArgs(
+            hidden_size=64, num_hidden_layers=1, intermediate_size=64, num_attention_heads=2,
+            num_key_value_heads=2, rms_norm_eps=1e-5, vocab_size=96, attention_bias=False, head_dim=32,
+            max_position_embeddings=64, mlp_bias=False, model_type="helium", rope_theta=1e4,
+            tie_word_embeddings=tied,
+        )
+    )  # fmt: skip
+    assert ("model.embed_tokens" in paths(model)) is tied
+
+
 def test_gemma3_ties_when_the_checkpoint_has_no_head():
     model = tiny_models.build("gemma3")
     assert "lm_head" in paths(model)
