@@ -59,9 +59,8 @@ class Slot:
 
     def fresh(self, module: Any) -> bool:
         """True while the module holds the arrays it had at selection time."""
-        if len(module) != self.size:
-            return False
-        return all(module.get(name) is array for name, array in self.arrays)
+        unchanged = len(module) == self.size and all(module.get(name) is array for name, array in self.arrays)
+        return unchanged or self._renew(module)
 
     def call(self, module: Any, x: Any, *rest: Any) -> Any:
         """The layer's result: the chosen callable where it is valid, else stock."""
@@ -99,7 +98,19 @@ class Slot:
             lead = (*np.broadcast_shapes(tuple(x.shape[:-2]), tuple(rest[0].shape)), x.shape[-2])
         return mx.zeros((*lead, n), getattr(mx, site.out_dtype))
 
+    def _renew(self, module: Any) -> bool:
+        """True if the module holds the same arrays under new Python objects, as mx.compile leaves them."""
+        now = tuple((name, module.get(name)) for name, _ in self.arrays)
+        if len(module) != self.size or any(b is None for _, b in now) or not all(
+            native.same_array(a, b) for (_, a), (_, b) in zip(self.arrays, now, strict=True)
+        ):
+            return False
+        self.arrays = now
+        return True
+
     def _stale(self, module: Any, x: Any, *rest: Any) -> Any:
+        if self._renew(module):
+            return self.call(module, x, *rest)
         # Inside a trace the module holds tracers for the time being; that is not a change of weights.
         if not self.stale and self.site is not None and not native.in_tracing(x):
             self.stale = True

@@ -90,6 +90,12 @@ def in_dynamic_tracing() -> bool:
     return module is not None and bool(module.in_dynamic_tracing())
 
 
+def same_array(a: Any, b: Any) -> bool:
+    """True if two ``mx.array`` objects stand for one array; without the native module, if they are one object."""
+    module, _ = _load()
+    return a is b or (module is not None and bool(module.same_array(a, b)))
+
+
 def take_errors() -> list[str]:
     """Messages of kernels that failed since the last call, oldest first, each as ``"kernel: message"``.
 

@@ -44,6 +44,10 @@ void register_tracing(nb::module_& m) {
       "thread; with an array, True if that array is part of what is being recorded.");
   m.def("in_dynamic_tracing", &shapeless,
         "True while mlx records a graph whose shapes may differ at replay (shapeless compile or export).");
+  m.def(
+      "same_array", [](const mx::array& a, const mx::array& b) { return a.id() == b.id(); }, "a"_a, "b"_a,
+      "True if two Python objects stand for one array. mx.compile puts new objects for the arrays it captured "
+      "back into their containers.");
 }
 
 } // namespace accel
