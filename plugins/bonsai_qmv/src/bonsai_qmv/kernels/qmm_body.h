@@ -42,8 +42,9 @@ inline void decode_from(const uint32_t* words, typename W::F scale, typename W::
 
 /* Rows n0 ... of W (`columns` of them exist, the rest of `wide` repeats the last), weights k0 ... k0 + depth, to
  * out[panel][k][kPanel], a panel being kVectors * kLanes columns. */
-template <class W, int BITS>
+template <class I, int BITS>
 void decode_block(const Problem& p, int64_t n0, int64_t columns, int64_t wide, int64_t k0, int64_t depth, float* out) {
+  using W = typename I::Wide;
   constexpr int L = W::kLanes, panel = W::kVectors * L;
   alignas(64) uint32_t words[kDepth / 32 * BITS * L];
   alignas(64) float scale[kDepth / 32 * L], bias[kDepth / 32 * L];
@@ -53,9 +54,12 @@ void decode_block(const Problem& p, int64_t n0, int64_t columns, int64_t wide, i
       const int64_t row = n0 + min64(c + l, columns - 1);
       const uint8_t* from = p.w + row * p.w_stride + k0 / 32 * 4 * BITS;
       for (int64_t d = 0; d < n_words; ++d) memcpy(&words[d * L + l], from + 4 * d, 4);
+      alignas(64) float s[16], b[16];
+      load_floats<I>(p.scales, row * p.s_stride[0] + g0 * p.s_stride[1], p.s_stride[1], p.s_dtype, s, groups);
+      load_floats<I>(p.biases, row * p.b_stride[0] + g0 * p.b_stride[1], p.b_stride[1], p.b_dtype, b, groups);
       for (int64_t g = 0; g < groups; ++g) {
-        scale[g * L + l] = load_as_float(p.scales, row * p.s_stride[0] + (g0 + g) * p.s_stride[1], p.s_dtype);
-        bias[g * L + l] = load_as_float(p.biases, row * p.b_stride[0] + (g0 + g) * p.b_stride[1], p.b_dtype);
+        scale[g * L + l] = s[g];
+        bias[g * L + l] = b[g];
       }
     }
     float* to = out + c / panel * panel * depth + c % panel;
@@ -200,13 +204,13 @@ void large_rows(const Problem& p) {
   LargeJob<I> job;
   job.p = &p;
   switch (p.bits) {
-    case 1: job.decode = decode_block<W, 1>; break;
-    case 2: job.decode = decode_block<W, 2>; break;
-    case 3: job.decode = decode_block<W, 3>; break;
-    case 4: job.decode = decode_block<W, 4>; break;
-    case 5: job.decode = decode_block<W, 5>; break;
-    case 6: job.decode = decode_block<W, 6>; break;
-    default: job.decode = decode_block<W, 8>; break;
+    case 1: job.decode = decode_block<I, 1>; break;
+    case 2: job.decode = decode_block<I, 2>; break;
+    case 3: job.decode = decode_block<I, 3>; break;
+    case 4: job.decode = decode_block<I, 4>; break;
+    case 5: job.decode = decode_block<I, 5>; break;
+    case 6: job.decode = decode_block<I, 6>; break;
+    default: job.decode = decode_block<I, 8>; break;
   }
   const int64_t chunk = min64(p.rows, kChunkRows);
   job.n_slots = p.call->threads < 1 ? 1 : p.call->threads;
