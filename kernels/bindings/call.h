@@ -5,7 +5,6 @@
 // All type casters, here for all files: files that see different casters of one type break the one definition
 // rule, and the conversion fails at run time.
 #include <nanobind/stl/pair.h>
-#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>

@@ -120,12 +120,14 @@ void register_kernels(nb::module_& m) {
   nb::class_<Call>(m, "Call", "A kernel with the description of its outputs and its parameters.")
       .def(
           "__init__",
-          [](Call* self, std::shared_ptr<Kernel> kernel, nb::object name, nb::object output_shapes,
+          [](Call* self, const Kernel& kernel, nb::object name, nb::object output_shapes,
              nb::object output_dtypes, nb::object params, bool ensure_row_contiguous, nb::object vjp) {
             release_retired();
             auto spec = std::make_shared<Spec>();
-            spec->name = default_name(*kernel, name);
-            spec->kernel = std::move(kernel);
+            spec->name = default_name(kernel, name);
+            // A copy: a shared_ptr made from a Python object takes the GIL when its last owner, a stream's thread,
+            // lets go, and a thread that asks for the GIL while Python shuts down is killed.
+            spec->kernel = std::make_shared<const Kernel>(kernel);
             for (nb::handle shape : output_shapes) spec->shapes.push_back(make_shape(shape));
             for (nb::handle dtype : output_dtypes) spec->dtypes.push_back(make_dtype(dtype));
             if (spec->shapes.empty() || spec->shapes.size() != spec->dtypes.size()) {
