@@ -105,7 +105,8 @@ class LinearSite(Site):
 
     def describe(self) -> str:
         """Shape and format for people: ``"1536x576 4-bit g32 affine"``."""
-        form = self.weight_dtype if self.mode == "dense" else f"{self.bits}-bit g{self.group_size} {self.mode}"
+        packed = f"{self.bits}-bit g{self.group_size} {self.mode}"
+        form = self.weight_dtype if self.mode == "dense" else packed
         batch = f"{self.batch}x" if self.batch > 1 else ""
         kind = "" if self.kind == "linear" else f" {self.kind}"
         return f"{batch}{self.n}x{self.k} {form}{kind}"

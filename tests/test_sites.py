@@ -116,6 +116,20 @@ def test_weight_bytes_equal_what_mlx_stores(bits, group_size, groups, n, dtype):
     assert site.weight_bytes == sum(a.nbytes for a in arrays)
 
 
+@pytest.mark.parametrize(
+    "site,want",
+    [
+        (LinearSite("a", n=8, k=64, weight_dtype="bfloat16"), "8x64 bfloat16"),
+        (LinearSite("a", n=1536, k=576, mode="affine", bits=4, group_size=32), "1536x576 4-bit g32 affine"),
+        (LinearSite("a", kind="switch", batch=6, n=96, k=128, mode="mxfp4", bits=4, group_size=32),
+         "6x96x128 4-bit g32 mxfp4 switch"),
+        (LinearSite("a", kind="embedding", n=320, k=96), "320x96 float32 embedding"),
+    ],
+)  # fmt: skip
+def test_a_site_is_described_for_people(site, want):
+    assert site.describe() == want
+
+
 def test_row_ranges_are_adjacent():
     assert sites.DECODE_ROWS == (1, 1)
     assert sites.VERIFY_ROWS == (2, 16)
