@@ -42,7 +42,7 @@ _EXPORTS = {
     "CheckpointSite": "sites",
 }
 
-__all__ = sorted(_EXPORTS)  # noqa: PLE0605
+__all__ = sorted(_EXPORTS)
 
 if TYPE_CHECKING:
     from .core import accelerate, accelerated, load, plugin_host, report_of, restore  # noqa: F401

@@ -33,7 +33,7 @@ def embeddings(model: Any) -> list[Any]:
     import mlx.core as mx
     import mlx.nn as nn
 
-    found = []
+    found: list[Any] = []
     for _, module in model.named_modules():
         cls = stock_class(module)
         dtype = None
@@ -53,11 +53,17 @@ def kv_note(model: Any) -> str:
     """What float32 activations cost in the KV cache, as a sentence for the report."""
     config = getattr(model, "args", None) or getattr(model, "config", None)
     config = getattr(config, "text_config", None) or config
-    get = config.get if isinstance(config, dict) else lambda name, default=None: getattr(config, name, default)
+
+    def get(name: str) -> Any:
+        return config.get(name) if isinstance(config, dict) else getattr(config, name, None)
+
     layers, heads = get("num_hidden_layers"), get("num_attention_heads")
     kv_heads = get("num_key_value_heads") or heads
     head_dim = get("head_dim") or ((get("hidden_size") or 0) // heads if heads else 0)
-    if not all(isinstance(v, int) and v > 0 for v in (layers, kv_heads, head_dim)):
-        return "activations and KV cache in float32"
-    size = 2 * layers * kv_heads * head_dim * 4
-    return f"activations and KV cache in float32 ({size / 1024:.0f} KiB a token, half of it in the model's dtype)"
+    size = 2 * 4
+    for factor in (layers, kv_heads, head_dim):
+        if not isinstance(factor, int) or factor <= 0:
+            return "activations and KV cache in float32"
+        size *= factor
+    kib = size / 1024
+    return f"activations and KV cache in float32 ({kib:.0f} KiB a token, half of it in the model's dtype)"

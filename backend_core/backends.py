@@ -86,9 +86,7 @@ def get(name: str) -> Backend:
             try:
                 backend = entry.load()
             except (Exception, SystemExit) as error:
-                raise UnknownBackend(
-                    f"backend {name!r} cannot be loaded: {type(error).__name__}: {error}"
-                ) from error
+                raise UnknownBackend(f"backend {name!r} cannot be loaded: {type(error).__name__}: {error}") from error
             for method in ("activate", "deactivate"):
                 if not callable(getattr(backend, method, None)):
                     raise UnknownBackend(f"backend {name!r} cannot be used: {entry.value} has no {method}()")

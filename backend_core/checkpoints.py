@@ -43,9 +43,7 @@ _FORMER_METHODS = (*QUANT_METHODS, "bitsandbytes", "eetq", "fbgemm_fp8", "hqq", 
 #: What one entry of ``quantization`` may hold: the parameters of the layers' ``to_quantized``.
 _LAYER_KEYS = frozenset({"group_size", "bits", "mode", "global_scale", "quantize_input"})
 #: Keys of ``quantization`` that describe and change nothing.
-_DESCRIPTIVE_KEYS = frozenset(
-    {"quant_method", "comment", "description", "creator", "producer", "tool", "version"}
-)
+_DESCRIPTIVE_KEYS = frozenset({"quant_method", "comment", "description", "creator", "producer", "tool", "version"})
 #: Modules whose paths have no dot.
 _TOP_MODULES = frozenset({"lm_head", "embed_tokens", "wte", "output", "embed_out", "score", "classifier"})
 #: Words that say that the weights are stored in another basis.
@@ -77,9 +75,7 @@ class UnknownQuantization(ModelError, ValueError):
         )
 
 
-def check_quantization(
-    config: Mapping[str, Any], path: str | Path, extra_methods: Collection[str] = ()
-) -> None:
+def check_quantization(config: Mapping[str, Any], path: str | Path, extra_methods: Collection[str] = ()) -> None:
     """Check a checkpoint's quantization metadata against what mlx-lm's loader does with it.
 
     config
@@ -179,9 +175,7 @@ def _check_layer(entry: Mapping[str, Any], where: str) -> None:
     for key in ("group_size", "bits"):
         value = entry.get(key)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise UnknownQuantization(
-                f"{key} = {_short(value)}", where, "It must be a positive whole number."
-            )
+            raise UnknownQuantization(f"{key} = {_short(value)}", where, "It must be a positive whole number.")
     fixed = MODES[mode]
     if fixed is not None:
         bits, group = entry.get("bits") or fixed[0], entry.get("group_size") or fixed[1]
@@ -218,9 +212,7 @@ def _check_foreign(settings: Any, where: str) -> None:
         if algorithm != "NVFP4":
             raise UnknownQuantization(f"quant_algo = {_short(algorithm)}", where, "Known: NVFP4.")
     if method in ("awq", "gptq") and settings.get("bits", 4) != 4:
-        raise UnknownQuantization(
-            f"bits = {_short(settings['bits'])}", where, f"{method} is known with 4 bits."
-        )
+        raise UnknownQuantization(f"bits = {_short(settings['bits'])}", where, f"{method} is known with 4 bits.")
 
 
 def _is_rotated_type(config: Mapping[str, Any]) -> bool:
@@ -242,11 +234,7 @@ def _check_rotation(config: Mapping[str, Any], directory: Path, file: str) -> No
             f"{_PACK_KEYS[0]} = {_short(config[_PACK_KEYS[0]])}", file, f"It marks a Hadamard pack. {why}"
         )
     for key, value in config.items():
-        if (
-            key not in ("quantization", "quantization_config")
-            and value
-            and _marks_rotation(key, _ROTATION_TOP)
-        ):
+        if key not in ("quantization", "quantization_config") and value and _marks_rotation(key, _ROTATION_TOP):
             raise UnknownQuantization(f"{key} = {_short(value)}", file, why)
     text = config.get("text_config")
     for prefix, holder in (("", config), ("text_config.", text if isinstance(text, Mapping) else {})):
@@ -257,9 +245,7 @@ def _check_rotation(config: Mapping[str, Any], directory: Path, file: str) -> No
                 )
 
 
-def _marks(
-    block: Any, where: tuple[str, ...] = (), depth: int = 0
-) -> Iterator[tuple[tuple[str, ...], str, Any]]:
+def _marks(block: Any, where: tuple[str, ...] = (), depth: int = 0) -> Iterator[tuple[tuple[str, ...], str, Any]]:
     """Rotation marks in a nested block: (path of the holder, key, value)."""
     if depth > 16:
         return
@@ -273,9 +259,7 @@ def _marks(
         on = value and not (isinstance(value, str) and value.lower() in ("none", "false", "off"))
         module = isinstance(value, bool) and "." in key  # an override of a module of that name
         by_key = on and not layer and not module and _marks_rotation(key, _ROTATION)
-        by_value = (
-            isinstance(value, str) and key not in _DESCRIPTIVE_KEYS and _marks_rotation(value, _ROTATION)
-        )
+        by_value = isinstance(value, str) and key not in _DESCRIPTIVE_KEYS and _marks_rotation(value, _ROTATION)
         if by_key or by_value:
             yield where, key, value
         else:

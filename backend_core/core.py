@@ -24,8 +24,8 @@ _OTHER_HOOKS = (
     ("select_attention", walk_calls.find_attention),
     ("verify_draft", walk_calls.find_drafts),
 )
-#: id(model) -> (weak reference, report, policy, ids of the modules changed).
-_STATES: dict[int, tuple[weakref.ref[Any], Report, Policy]] = {}
+#: id(model) -> (weak reference, report, policy, host given by the caller).
+_STATES: dict[int, tuple[weakref.ref[Any], Report, Policy, PluginHost | None]] = {}
 
 
 def plugin_host(policy: Policy | None = None) -> PluginHost:
@@ -53,18 +53,18 @@ def accelerate(model: Any, policy: Policy | None = None, *, host: PluginHost | N
     policy = policy or Policy.from_options()
     previous = _state(model)
     if previous is not None:
-        report, old_policy = previous
-        if old_policy == policy and not _stale(model):
+        report, old_policy, old_host = previous
+        if old_policy == policy and old_host is host and not _stale(model):
             return report
         restore(model)
     begin = time.perf_counter()
-    host = host or plugin_host(policy)
+    loaded = host or plugin_host(policy)
     report = Report(policy=policy.as_dict())
-    _select(model, policy, host, report)
-    report.plugins = [r.as_dict() for r in host.all_records()]
+    _select(model, policy, loaded, report)
+    report.plugins = [r.as_dict() for r in loaded.all_records()]
     report.seconds = time.perf_counter() - begin
     key = id(model)
-    _STATES[key] = (weakref.ref(model, lambda _: _STATES.pop(key, None)), report, policy)
+    _STATES[key] = (weakref.ref(model, lambda _: _STATES.pop(key, None)), report, policy, host)
     return report
 
 
@@ -161,17 +161,17 @@ def report_of(model: Any) -> Report | None:
     return state[0] if state else None
 
 
-def _state(model: Any) -> tuple[Report, Policy] | None:
+def _state(model: Any) -> tuple[Report, Policy, PluginHost | None] | None:
     entry = _STATES.get(id(model))
     if entry is None or entry[0]() is not model:
         return None
-    return entry[1], entry[2]
+    return entry[1], entry[2], entry[3]
 
 
 def _stale(model: Any) -> bool:
     slots = [(m, install.slot_of(m)) for m in _modules(model)]
-    return any(slot is not None and not slot.fresh(m) for m, slot in slots) or not any(s for _, s in slots) and any(
-        d.accelerated for d in _STATES[id(model)][1].decisions
+    return any(slot is not None and not slot.fresh(m) for m, slot in slots) or (
+        not any(s for _, s in slots) and any(d.accelerated for d in _STATES[id(model)][1].decisions)
     )
 
 

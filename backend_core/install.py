@@ -38,9 +38,16 @@ class Slot:
     __slots__ = ("arrays", "cast", "dtype", "k", "large", "late", "report", "single", "site", "size", "small",
                  "stale", "stock", "variants")  # fmt: skip
 
-    def __init__(self, module: Any, report: Report, site: LinearSite | None = None,
-                 small: Callable[..., Any] | None = None, large: Callable[..., Any] | None = None,
-                 late: Callable[[Any, LinearSite], Slot | None] | None = None, cast: bool = False) -> None:  # fmt: skip
+    def __init__(
+        self,
+        module: Any,
+        report: Report,
+        site: LinearSite | None = None,
+        small: Callable[..., Any] | None = None,
+        large: Callable[..., Any] | None = None,
+        late: Callable[[Any, LinearSite, str], Slot | None] | None = None,
+        cast: bool = False,
+    ) -> None:
         import mlx.core as mx
 
         from .probes import stock_call
@@ -101,8 +108,10 @@ class Slot:
     def _renew(self, module: Any) -> bool:
         """True if the module holds the same arrays under new Python objects, as mx.compile leaves them."""
         now = tuple((name, module.get(name)) for name, _ in self.arrays)
-        if len(module) != self.size or any(b is None for _, b in now) or not all(
-            native.same_array(a, b) for (_, a), (_, b) in zip(self.arrays, now, strict=True)
+        if (
+            len(module) != self.size
+            or any(b is None for _, b in now)
+            or not all(native.same_array(a, b) for (_, a), (_, b) in zip(self.arrays, now, strict=True))
         ):
             return False
         self.arrays = now
@@ -128,7 +137,7 @@ class Slot:
         if name not in self.variants:
             if native.in_tracing(x):
                 return self._empty(x, *rest) if x.size == 0 else self.stock(module, x, *rest)
-            self.variants[name] = self.late(module, self.site, name)  # type: ignore[call-arg]
+            self.variants[name] = self.late(module, self.site, name)
         variant = self.variants[name]
         if variant is None:
             return self._empty(x, *rest) if x.size == 0 else self.stock(module, x, *rest)
@@ -167,7 +176,11 @@ def accelerated_class(stock: type) -> type:
 
         def switch(self: Any, x: Any, indices: Any, sorted_indices: bool = False) -> Any:
             slot = self.__dict__.get(KEY)
-            return stock.__call__(self, x, indices, sorted_indices) if slot is None else slot.call(self, x, indices, sorted_indices)
+            return (
+                stock.__call__(self, x, indices, sorted_indices)
+                if slot is None
+                else slot.call(self, x, indices, sorted_indices)
+            )
 
         namespace["__call__"] = switch
     elif kind == "multi":

@@ -103,7 +103,7 @@ def environment_facts(activations: str, plugins: dict[str, str]) -> dict[str, An
         "system": f"{platform.system()} {platform.release()}",
         "device": device,
         "gpu": gpu,
-        "mlx": mx.__version__,
+        "mlx": version("mlx"),
         "core": version("mlx-accel"),
         "native": status.content_hash,
         "activations": activations,

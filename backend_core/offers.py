@@ -93,6 +93,5 @@ def as_offers(answer: Any, site: Site) -> list[Offer]:
             return list(answer)
         answer = wrong[0]
     raise TypeError(
-        f"{site.hook} must return None, an Offer or a list of offers, not {type(answer).__name__} "
-        f"(site {site.path!r})"
+        f"{site.hook} must return None, an Offer or a list of offers, not {type(answer).__name__} (site {site.path!r})"
     )

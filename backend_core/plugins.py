@@ -175,9 +175,7 @@ class PluginHost:
         for attribute in dir(plugin):
             options = self._pm.parse_hookimpl_opts(plugin, attribute)
             if options and (options.get("wrapper") or options.get("hookwrapper")):
-                raise TypeError(
-                    f"{attribute} is a hook wrapper; a plugin answers for itself and must not wrap others"
-                )
+                raise TypeError(f"{attribute} is a hook wrapper; a plugin answers for itself and must not wrap others")
 
     def _fail(self, record: PluginRecord, where: str, error: BaseException) -> None:
         record.state = "failed"

@@ -53,9 +53,7 @@ class Policy:
         for name, values in _CHOICES.items():
             value = getattr(self, name)
             if value not in values:
-                raise PolicyError(
-                    f"{name}={value!r}: not one of {', '.join(repr(v) for v in values if v != '')}"
-                )
+                raise PolicyError(f"{name}={value!r}: not one of {', '.join(repr(v) for v in values if v != '')}")
         if not isinstance(self.plugins, str):
             raise PolicyError(f"plugins={self.plugins!r}: give the names as one string, joined by commas")
         for name in ("deterministic", "strict"):

@@ -31,8 +31,12 @@ SAMPLED_ROWS = (-33, -32, -18, -17, -16, -9, -8, -5, -4, -2)
 def stock_call(kind: str) -> Callable[..., Any]:
     """``f(module, *args)`` that runs the stock layer, also where the instance is accelerated."""
     if kind == "embedding":
-        return lambda module, x: stock_class(module).as_linear(module, x)
-    return lambda module, *args: stock_class(module).__call__(module, *args)
+        return lambda module, x: _stock_class(module).as_linear(module, x)
+    return lambda module, *args: _stock_class(module).__call__(module, *args)
+
+
+def _stock_class(module: Any) -> Any:
+    return stock_class(module)
 
 
 @functools.lru_cache(maxsize=64)
@@ -94,17 +98,15 @@ class LinearProbe:
             if size not in known:
                 _, x64 = inputs(size, site.k, site.x_dtype)
                 known[size] = ref.product(x64[-1:]), ref.product(x64[list(SAMPLED_ROWS)], tail_begin, site.n)
-            last, (tail, tail_magnitude) = known[size]
-            compare(offer, y[-1:], *last, site.k, site.out_dtype, f"rows {rows}, last row")
+            (last, last_magnitude), (tail, tail_magnitude) = known[size]
+            compare(offer, y[-1:], last, last_magnitude, site.k, site.out_dtype, f"rows {rows}, last row")
             if rows > 1:
                 here = [i for i, r in enumerate(SAMPLED_ROWS) if -r <= rows]
                 compare(offer, y[[SAMPLED_ROWS[i] for i in here], tail_begin:], tail[here], tail_magnitude[here],
                         site.k, site.out_dtype, f"rows {rows}, last {site.n - tail_begin} columns")  # fmt: skip
             if rows == 1:
                 single = y
-            elif single is not None and rows <= 16 and offer.row_invariant and (
-                y[-1].tobytes() != single[0].tobytes()
-            ):
+            elif single is not None and rows <= 16 and offer.row_invariant and (y[-1].tobytes() != single[0].tobytes()):
                 raise VerificationError(
                     f"claims to be row-invariant, but the last of {rows} rows differs from that row alone"
                 )
@@ -119,9 +121,7 @@ class LinearProbe:
                     want = reference.as_numpy(self.stock(sliced(module, begin, end), *self.args(rows)))
                     have = reference.as_numpy(y[..., begin:end])
                     if want.tobytes() != have.tobytes():
-                        raise VerificationError(
-                            f"claims stock's bits; rows {rows}, columns {begin}..{end} differ"
-                        )
+                        raise VerificationError(f"claims stock's bits; rows {rows}, columns {begin}..{end} differ")
 
 
 class SwitchProbe(LinearProbe):
@@ -147,7 +147,7 @@ class SwitchProbe(LinearProbe):
         site = self.site
         refs = {}
         for rows, y in results:
-            x, x64 = inputs(rows, site.k, site.x_dtype)
+            _, x64 = inputs(rows, site.k, site.x_dtype)
             experts = self._experts(rows)
             if rows > 16:
                 experts = experts[:, :1]
@@ -208,7 +208,7 @@ def probe_for(site: LinearSite) -> LinearProbe:
 
 def sliced(module: Any, begin: int, end: int) -> Any:
     """A stock layer that holds output features [begin, end) of `module`; shares memory."""
-    cls = stock_class(module)
+    cls = _stock_class(module)
     copy = cls.__new__(cls)
     copy.__dict__.update({k: v for k, v in module.__dict__.items() if k != "_accel"})
     for key, value in module.items():

@@ -212,8 +212,7 @@ def _well_formed(data: dict[str, Any]) -> bool:
         tables(data.get("environments"))
         and tables(data.get("quarantine"))
         and all(
-            tables(e.get("races")) and isinstance(e.get("when", 0), (int, float))
-            for e in data["environments"].values()
+            tables(e.get("races")) and isinstance(e.get("when", 0), (int, float)) for e in data["environments"].values()
         )
     )
 

@@ -8,6 +8,7 @@ is proportional to the work and said in the result (`how`).
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -68,13 +69,13 @@ def race(probe: LinearProbe, modules: Sequence[Any], ours: Callable[..., Any], r
     stock_cost: float | None = None  # seconds per row, from the rows timed before
     for m in sorted(rows):
         args = probe.args(m)
-        mine = _batch_time(lambda module, a=args: ours(module, *a), modules, 1)
+        run = functools.partial(_run, ours, args)
+        mine = _batch_time(run, modules, 1)
         calls = max(_MIN_CALLS, min(200, int(0.002 / max(mine, 1e-7)))) if m <= 16 else 3
         if mine * calls > 0.2:
             calls = max(2, int(0.2 / mine))
         if device == "cpu" and m > STOCK_MAX_ROWS and stock_cost is not None:
-            times = sorted(_batch_time(lambda module, a=args: ours(module, *a), modules, calls)
-                           for _ in range(3))  # fmt: skip
+            times = sorted(_batch_time(run, modules, calls) for _ in range(3))
             spread = (times[2] - times[0]) / times[1]
             result[m] = Timing(times[1], stock_cost * m, spread, "extrapolated")
             continue
@@ -82,6 +83,10 @@ def race(probe: LinearProbe, modules: Sequence[Any], ours: Callable[..., Any], r
         result[m] = timing
         stock_cost = timing.stock / m
     return result
+
+
+def _run(function: Callable[..., Any], args: tuple[Any, ...], module: Any) -> Any:
+    return function(module, *args)
 
 
 def _duel(probe: LinearProbe, modules: Sequence[Any], ours: Callable[..., Any], args: tuple[Any, ...],

@@ -212,12 +212,15 @@ class Session:
         indices = list(candidate.functions)
         modules = [found[i].module for i in indices]
         slots = {
-            id(found[i].module): Slot(found[i].module, self.report, site, f, f)
-            for i, f in candidate.functions.items()
+            id(found[i].module): Slot(found[i].module, self.report, site, f, f) for i, f in candidate.functions.items()
         }
         try:
             candidate.timings = race.race(
-                probe, modules, lambda module, *args: slots[id(module)].call(module, *args), wanted, self.device
+                probe,
+                modules,
+                lambda module, *args: slots[id(module)].call(module, *args),
+                wanted,
+                self.device,
             )
         except Exception as error:
             candidate.why_untimed = f"race: {type(error).__name__}: {error}"

@@ -22,7 +22,7 @@ MAX_DRAFT = 16
 def find_attention(model: Any, x_dtype: str = "") -> list[Found]:
     """One site per distinct attention shape and phase: decode (q_len 1, no mask) and prompt (causal)."""
     dtype = x_dtype or activations_dtype(model) or "float32"
-    common = {"device": default_device(), "host": host_of(model), "model_type": model_type_of(model),
+    common: dict[str, Any] = {"device": default_device(), "host": host_of(model), "model_type": model_type_of(model),
               "q_dtype": dtype, "kv_dtype": dtype, "cache": "KVCache"}  # fmt: skip
     found: dict[AttentionSite, Found] = {}
     seen: set[tuple[Any, ...]] = set()

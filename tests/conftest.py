@@ -36,11 +36,7 @@ def isolation(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
         found = real(**params)
         if params.get("group") != PLUGIN_GROUP:
             return found
-        kept = [
-            e
-            for e in found
-            if e.dist is not None and here in Path(str(e.dist.locate_file(""))).resolve().parents
-        ]
+        kept = [e for e in found if e.dist is not None and here in Path(str(e.dist.locate_file(""))).resolve().parents]
         return importlib.metadata.EntryPoints(kept)
 
     monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)

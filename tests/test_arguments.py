@@ -111,9 +111,15 @@ def test_unknown_backend_lists_the_names(model_dir, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--backend", "accel", "--backend-option", "speed=1"], "unknown option 'speed' (options: plugins, allow,"),
+        (
+            ["--backend", "accel", "--backend-option", "speed=1"],
+            "unknown option 'speed' (options: plugins, allow,",
+        ),
         (["--backend", "accel", "--backend-option", "alow=lossy"], "Did you mean 'allow'?"),
-        (["--backend", "accel", "--backend-option", "race=maybe"], "race='maybe': not one of 'on', 'off', 'force'"),
+        (
+            ["--backend", "accel", "--backend-option", "race=maybe"],
+            "race='maybe': not one of 'on', 'off', 'force'",
+        ),
         (["--backend", "accel", "--backend-option", "race"], "option 'race' needs a value: race=VALUE"),
         (["--backend-option", "race=off"], "needs --backend NAME"),
         (["--backend", "mlx", "--backend-option", "race=off"], "no meaning with the stock backend"),
@@ -137,7 +143,11 @@ def test_environment_turns_the_backend_on_and_the_command_line_wins(model_dir, t
 
 
 def test_environment_serves_programs_that_use_mlx_lm_as_a_library(model_dir, tmp_path) -> None:
-    code = f"import mlx_lm; m, t = mlx_lm.load({str(model_dir)!r}); print(type(m.layers[0].mlp.up_proj).__mro__[1].__name__)"
+    code = f"""
+import mlx_lm
+m, t = mlx_lm.load({str(model_dir)!r})
+print(type(m.layers[0].mlp.up_proj).__mro__[1].__name__)
+"""
     on = run([sys.executable, "-c", code], tmp_path, MLX_ACCEL_BACKEND="accel", MLX_ACCEL_DETERMINISTIC="1")
     assert on.returncode == 0 and "[accel] 15 sites" in on.stderr
     off = run([sys.executable, "-c", code], tmp_path)
@@ -145,7 +155,16 @@ def test_environment_serves_programs_that_use_mlx_lm_as_a_library(model_dir, tmp
 
 
 def test_run_is_the_fallback_without_the_hook(model_dir, tmp_path) -> None:
-    command = [sys.executable, "-m", "backend_core", "run", "mlx_lm.generate", "--model", str(model_dir), *GENERATE]
+    command = [
+        sys.executable,
+        "-m",
+        "backend_core",
+        "run",
+        "mlx_lm.generate",
+        "--model",
+        str(model_dir),
+        *GENERATE,
+    ]
     result = run(command, tmp_path, MLX_ACCEL_NO_HOOK="1")
     assert result.returncode == 0, result.stderr
     assert "[accel] 15 sites" in result.stderr

@@ -48,9 +48,7 @@ KNOWN = {
     "mxfp4 method": {"quantization_config": {"quant_method": "mxfp4"}},
     "fp8": {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
     "in text_config": {"text_config": {"quantization_config": {"quant_method": "mxfp8"}}},
-    "compressed-tensors": {
-        "quantization_config": {"quant_method": "compressed-tensors", "format": "pack-quantized"}
-    },
+    "compressed-tensors": {"quantization_config": {"quant_method": "compressed-tensors", "format": "pack-quantized"}},
     "modelopt": {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}},
     "awq": {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}},
     "former method": {"quantization": Q4, "quantization_config": {"quant_method": "bitsandbytes"}},

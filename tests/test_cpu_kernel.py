@@ -30,9 +30,7 @@ pytestmark = [
 ]
 
 
-def compile_kernel(
-    source: pathlib.Path, out: pathlib.Path, include: pathlib.Path | None = None
-) -> pathlib.Path:
+def compile_kernel(source: pathlib.Path, out: pathlib.Path, include: pathlib.Path | None = None) -> pathlib.Path:
     include = include or sdk_dir("include")
     subprocess.run(
         [CC, "-std=c11", "-O2", "-Wall", "-Werror", "-shared", "-fPIC", f"-I{include}", source, "-o", out],
@@ -81,9 +79,7 @@ def same(y, expected):
 def test_call(library):
     x, w = arrays()
     kernel = cpu_kernel(library, "matmul")
-    out = kernel(
-        inputs=[mx.array(x), mx.array(w)], output_shapes=[(3, 4)], output_dtypes=[mx.float32], params=PARAMS
-    )
+    out = kernel(inputs=[mx.array(x), mx.array(w)], output_shapes=[(3, 4)], output_dtypes=[mx.float32], params=PARAMS)
     assert isinstance(out, list) and len(out) == 1
     assert out[0].shape == (3, 4) and out[0].dtype == mx.float32
     same(out[0], expect(x, w))
@@ -211,9 +207,7 @@ def test_static_shape_refuses_shapeless_compile(library):
     kernel = cpu_kernel(library, "matmul")
 
     def f(a):
-        return kernel(
-            inputs=[a, mx.array(w)], output_shapes=[(3, 4)], output_dtypes=[mx.float32], params=PARAMS
-        )[0]
+        return kernel(inputs=[a, mx.array(w)], output_shapes=[(3, 4)], output_dtypes=[mx.float32], params=PARAMS)[0]
 
     same(mx.compile(f)(mx.array(x)), expect(x, w))
     with pytest.raises(ValueError, match=r"\[matmul\].*like\(0, last=N\)"):
@@ -467,9 +461,7 @@ def test_exit_with_work_queued(library):
         "y = w\nfor _ in range(5): y = layer(y)\nmx.async_eval(y)\nprint('bye')"
     )
     for _ in range(3):
-        done = subprocess.run(
-            [sys.executable, "-c", code, library], capture_output=True, text=True, timeout=120
-        )
+        done = subprocess.run([sys.executable, "-c", code, library], capture_output=True, text=True, timeout=120)
         assert (done.returncode, done.stdout) == (0, "bye\n"), done.stderr
 
 

@@ -232,9 +232,7 @@ def reference_encode(text: str, oracle: Gguf) -> list[int]:
     letters |= {b: chr(256 + i) for i, b in enumerate(b for b in range(256) if b not in letters)}
     ids = {t: i for i, t in enumerate(oracle.metadata["tokenizer.ggml.tokens"])}
     ranks = {tuple(p.split(" ")): i for i, p in enumerate(oracle.metadata["tokenizer.ggml.merges"])}
-    special = [
-        t for t, kind in zip(ids, oracle.metadata["tokenizer.ggml.token_type"], strict=True) if kind == 3
-    ]
+    special = [t for t, kind in zip(ids, oracle.metadata["tokenizer.ggml.token_type"], strict=True) if kind == 3]
     out = []
     for part in regex.split("(" + "|".join(map(regex.escape, special)) + ")", text):
         if part in special:
@@ -289,9 +287,7 @@ def test_tokenizer_as_transformers_reads_it(fp32):
     )
     assert len(long) == 128
     assert len(tokenizer.encode(run.SHORT_PROMPT)) == 4
-    assert (
-        tokenizer.decode(tokenizer.encode("a , b . c's"), clean_up_tokenization_spaces=None) == "a , b . c's"
-    )
+    assert tokenizer.decode(tokenizer.encode("a , b . c's"), clean_up_tokenization_spaces=None) == "a , b . c's"
 
 
 def test_rotary_rows_of_two_small_heads():

@@ -76,9 +76,7 @@ def test_stale_and_half_written_directories_are_replaced(small, monkeypatch):
     assert calls == ["fp32"] * 3
     assert json.loads((target / "config.json").read_text()) == {"scales": "fp32"}
     assert json.loads((target / "mlx-accel.json").read_text())["converter"] == 99
-    assert [p.name for p in target.parent.glob("*.partial")] + [
-        p.name for p in target.parent.glob(".*.partial")
-    ] == []
+    assert [p.name for p in target.parent.glob("*.partial")] + [p.name for p in target.parent.glob(".*.partial")] == []
 
 
 def test_interrupt_leaves_no_directory(small, monkeypatch):
@@ -141,9 +139,7 @@ def test_two_processes_make_one_model(tmp_path):
     environment = {**os.environ, paths.CACHE_ENV: str(tmp_path)}
     words = [sys.executable, "-c", code]
     both = [
-        subprocess.Popen(
-            words, stdout=subprocess.PIPE, text=True, env=environment, cwd=Path(__file__).parent.parent
-        )
+        subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment, cwd=Path(__file__).parent.parent)
         for _ in range(2)
     ]
     outputs = [child.communicate(timeout=120)[0] for child in both]

@@ -177,9 +177,7 @@ def test_an_unreadable_shard(model, monkeypatch):
     ]
 
 
-@pytest.mark.parametrize(
-    "content", [b"\x00\xff\xfe", b"", b"[1]", b"{" * 200_000, b'{"a":' * 100_000, b"null"]
-)
+@pytest.mark.parametrize("content", [b"\x00\xff\xfe", b"", b"[1]", b"{" * 200_000, b'{"a":' * 100_000, b"null"])
 def test_a_garbage_config(model, content):
     (model / "config.json").write_bytes(content)
     check = only(model)

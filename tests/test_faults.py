@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import tiny_models
 
-COMMON = '''
+COMMON = """
 from backend_core import Offer, hookimpl
 def layer(module, factor=1.0):
     import mlx.core as mx
@@ -24,7 +24,7 @@ def layer(module, factor=1.0):
                                 group_size=module.group_size, bits=module.bits)
         return y * factor
     return call
-'''
+"""
 PLUGINS = {
     "wrong": COMMON + '''
 @hookimpl

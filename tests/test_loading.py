@@ -33,7 +33,9 @@ def utils():
 @pytest.fixture
 def toy_plugins(monkeypatch: pytest.MonkeyPatch):
     """The installed plugins are replaced by the exact toy."""
-    monkeypatch.setattr(backend_core.core, "plugin_host", lambda policy=None: toys.host(policy, exact=toys.exact_plugin()))
+    monkeypatch.setattr(
+        backend_core.core, "plugin_host", lambda policy=None: toys.host(policy, exact=toys.exact_plugin())
+    )
 
 
 @pytest.fixture(scope="module")
@@ -120,8 +122,10 @@ def test_every_report_form(utils, toy_plugins, model_dir, capsys) -> None:
 
 
 def test_unknown_quantization_is_refused_by_name(utils, toy_plugins, model_dir, tmp_path, capsys) -> None:
-    for change, word in (({"quantization": {"group_size": 32, "bits": 4, "hadamard": True}}, "hadamard"),
-                         ({"quantization": None, "quantization_config": {"quant_method": "w9a9"}}, "w9a9")):  # fmt: skip
+    for change, word in (
+        ({"quantization": {"group_size": 32, "bits": 4, "hadamard": True}}, "hadamard"),
+        ({"quantization": None, "quantization_config": {"quant_method": "w9a9"}}, "w9a9"),
+    ):
         path = tmp_path / word
         path.mkdir()
         for file in model_dir.iterdir():
@@ -160,8 +164,13 @@ def test_adapt_checkpoint_loads_what_stock_cannot(utils, model_dir, tmp_path, mo
         seen.append(site)
         if site.quant_method != "toyformat":
             return None
-        return Offer("toyformat", lambda arguments: {
-            **arguments, "model_config": {"quantization": {"group_size": 32, "bits": 4}, "quantization_config": None}})
+        return Offer(
+            "toyformat",
+            lambda arguments: {
+                **arguments,
+                "model_config": {"quantization": {"group_size": 32, "bits": 4}, "quantization_config": None},
+            },
+        )
 
     plugin = toys.module_with(adapt_checkpoint=adapt_checkpoint)
     monkeypatch.setattr(backend_core.core, "plugin_host", lambda policy=None: toys.host(policy, toy=plugin))

@@ -35,8 +35,7 @@ def python(code: str, **environment: str) -> str:
 
 
 STATUS = (
-    "from backend_core import native; import dataclasses, json; "
-    "print(json.dumps(dataclasses.asdict(native.status())))"
+    "from backend_core import native; import dataclasses, json; print(json.dumps(dataclasses.asdict(native.status())))"
 )
 
 
@@ -150,9 +149,7 @@ def test_isa():
 
 
 @needs_native
-@pytest.mark.parametrize(
-    "level", ["portable", "avx2", "avx512", "avx512_vnni", "neon", "neon_dotprod", "native"]
-)
+@pytest.mark.parametrize("level", ["portable", "avx2", "avx512", "avx512_vnni", "neon", "neon_dotprod", "native"])
 def test_isa_cap(level):
     status = status_with(MLX_ACCEL_ISA=level)
     foreign = level.startswith("neon" if os.uname().machine in ("x86_64", "amd64") else "avx")
@@ -160,9 +157,7 @@ def test_isa_cap(level):
         assert not status["available"] and "portable" in status["reason"] and level in status["reason"]
         return
     assert status["available"], status
-    all_names = (
-        set(native.status().isa_names) if "MLX_ACCEL_ISA" not in os.environ else set(status["isa_names"])
-    )
+    all_names = set(native.status().isa_names) if "MLX_ACCEL_ISA" not in os.environ else set(status["isa_names"])
     assert set(status["isa_names"]) <= all_names
     if level == "portable":
         assert status["isa_names"] == [] and status["isa"] == "portable"
@@ -308,9 +303,7 @@ def test_references_have_the_same_bits_everywhere(bits):
         "print(h.hexdigest())"
     )
     levels = ["portable", "avx2", "avx512"] if X86 else ["portable", "native"]
-    digests = {
-        python(code, MLX_ACCEL_ISA=level, MLX_ACCEL_THREADS=str(1 + i)) for i, level in enumerate(levels)
-    }
+    digests = {python(code, MLX_ACCEL_ISA=level, MLX_ACCEL_THREADS=str(1 + i)) for i, level in enumerate(levels)}
     assert len(digests) == 1
 
 
@@ -391,9 +384,7 @@ def test_reference_errors():
 
 def test_sdk_directories():
     run = [sys.executable, "-m", "backend_core"]
-    include = subprocess.run(
-        [*run, "--include-dir"], capture_output=True, text=True, check=True
-    ).stdout.strip()
+    include = subprocess.run([*run, "--include-dir"], capture_output=True, text=True, check=True).stdout.strip()
     assert os.path.isfile(os.path.join(include, "accel", "kernel.h"))
     cmake = subprocess.run([*run, "--cmake-dir"], capture_output=True, text=True, check=True).stdout.strip()
     assert os.path.isfile(os.path.join(cmake, "mlx_accelConfig.cmake"))

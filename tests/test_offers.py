@@ -72,9 +72,7 @@ def test_covers(rows, asked, want):
     assert Offer("a", build, rows=rows).covers(*asked) is want
 
 
-bounds = st.integers(1, 20).flatmap(
-    lambda lo: st.tuples(st.just(lo), st.one_of(st.none(), st.integers(lo, 24)))
-)
+bounds = st.integers(1, 20).flatmap(lambda lo: st.tuples(st.just(lo), st.one_of(st.none(), st.integers(lo, 24))))
 
 
 @given(bounds, bounds)

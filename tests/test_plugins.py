@@ -106,9 +106,7 @@ def test_a_broken_plugin_is_a_record(install, what):
     assert (record.distribution, record.version) == ("toyplug_bad", "1.0")
     [fault] = record.faults
     assert fault.error and fault.error in record.reason
-    assert (
-        fault.traceback.startswith(("Traceback", "  File")) and fault.error.split(":")[0] in fault.traceback
-    )
+    assert fault.traceback.startswith(("Traceback", "  File")) and fault.error.split(":")[0] in fault.traceback
     # The other one is not touched, and the broken one stands in every site's refusals.
     offers, refusals = both.collect(SITE)
     assert [o.label for o in offers] == ["good/ok"]
@@ -365,11 +363,7 @@ def test_a_fault_in_a_hook_costs_only_that_answer(function, said):
     [(name, reason)] = refusals
     assert name == "bad" and said in reason
     [fault] = own.records["bad"].faults
-    assert (
-        fault.where == f"select_linear({SITE.path})"
-        and said in fault.error
-        and "Traceback" in fault.traceback
-    )
+    assert fault.where == f"select_linear({SITE.path})" and said in fault.error and "Traceback" in fault.traceback
     assert own.records["bad"].state == "ready" and own.records["bad"].why_not() == fault.error
 
     strict = toys.host(Policy(strict=True), bad=toy(function))
@@ -400,9 +394,7 @@ def test_a_hook_may_leave_the_argument_out():
     def select_linear():
         return Offer("a", build)
 
-    assert [
-        o.name for o in toys.host(one=toys.module_with(select_linear=select_linear)).collect(SITE)[0]
-    ] == ["a"]
+    assert [o.name for o in toys.host(one=toys.module_with(select_linear=select_linear)).collect(SITE)[0]] == ["a"]
 
 
 @pytest.mark.parametrize("hook", sorted(SITE_TYPES))

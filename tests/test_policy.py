@@ -138,9 +138,7 @@ def test_a_wrong_environment_value_is_an_error():
 
 
 def test_plugins_add_up_and_the_last_of_the_others_counts():
-    policy = Policy.from_options(
-        ["plugins=+a", "race=off", "plugins=-b", "race=on"], env={"MLX_ACCEL_PLUGINS": "c"}
-    )
+    policy = Policy.from_options(["plugins=+a", "race=off", "plugins=-b", "race=on"], env={"MLX_ACCEL_PLUGINS": "c"})
     assert policy.plugins == "+a,-b"
     assert policy.race == "on"
 

@@ -248,9 +248,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_rubbish(fresh, file, monkeypa
     p.save()
     monkeypatch.undo()
     assert file.read_bytes() == before
-    assert p.notes == [
-        f"profile {file} cannot be written (No space left on device); races are not remembered"
-    ]
+    assert p.notes == [f"profile {file} cannot be written (No space left on device); races are not remembered"]
     assert list(file.parent.glob(".profile-*")) == []
     p.save()  # what was not written is kept for the next attempt
     assert Profile(FACTS, file).get("sig", "a/y") == RACE
@@ -351,9 +349,7 @@ def test_a_marker_stands_while_the_code_runs_and_names_the_writer(fresh, file):
         assert (data["offer"], data["offer_key"], data["pid"]) == ("a/x", "key", os.getpid())
         # The writer lives, so neither it nor another process draws a conclusion.
         assert fresh().quarantine_reason("key") == ""
-        out = run(
-            "p = Profile({}, Path(sys.argv[1])); print(repr(p.quarantine_reason('key')), p.notes)", file
-        )
+        out = run("p = Profile({}, Path(sys.argv[1])); print(repr(p.quarantine_reason('key')), p.notes)", file)
         assert out.stdout.strip() == "'' []"
         assert markers(file) == [marker]
     assert markers(file) == []
@@ -375,9 +371,7 @@ def test_a_crash_is_quarantined_by_the_next_process_for_good(fresh, file, end):
     assert len(markers(file)) == 1
     p = fresh()
     assert p.quarantine_reason("key") == "the process died while this offer ran for the first time"
-    assert p.notes == [
-        "a/x is quarantined: an earlier process died while it ran (mlx-accel profile clear lifts this)"
-    ]
+    assert p.notes == ["a/x is quarantined: an earlier process died while it ran (mlx-accel profile clear lifts this)"]
     assert markers(file) == []
     # Known from the file now, without another note.
     q = fresh({"other": 1})

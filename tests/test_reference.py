@@ -82,9 +82,7 @@ def test_affine_weights_are_scale_times_code_plus_bias(bits, group_size, dtype):
     assert got.dtype == np.float64 and got.shape == (5, 256)
     # mlx computes the same in float32: one rounding of the product and one of the sum.
     wide = {k: v.astype(mx.float32) if v.dtype != mx.uint32 else v for k, v in arrays.items()}
-    want = np.array(
-        mx.dequantize(wide["weight"], wide["scales"], wide["biases"], group_size=group_size, bits=bits)
-    )
+    want = np.array(mx.dequantize(wide["weight"], wide["scales"], wide["biases"], group_size=group_size, bits=bits))
     codes = 2**bits - 1
     room = 2.0**-23 * (np.abs(as_numpy(arrays["scales"])) * codes + np.abs(as_numpy(arrays["biases"])))
     assert (np.abs(got - want) <= np.repeat(room, group_size, axis=1)).all()
@@ -108,11 +106,9 @@ def test_every_code_and_every_scale_of_the_microscaling_formats(mode, bits, grou
     one = 127 if mode != "nvfp4" else 0x38  # E8M0 2^0; E4M3 1.0
     codes = np.arange(256 if bits == 8 else 32, dtype=np.uint32) % 2**bits
     words = np.array([packed(codes, bits)], dtype=np.uint32)
-    got = decode(mode, bits, group_size, words, np.full((1, len(codes) // group_size), one, np.uint8), None)[
-        0
-    ]
+    got = decode(mode, bits, group_size, words, np.full((1, len(codes) // group_size), one, np.uint8), None)[0]
     e2m1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
-    if bits == 4:
+    if bits == 4:  # noqa: SIM108
         want = np.array([*e2m1, *(-v for v in e2m1)] * 2)
     else:
         want = np.array([e4m3(c) for c in range(256)])
@@ -123,9 +119,7 @@ def test_every_code_and_every_scale_of_the_microscaling_formats(mode, bits, grou
     words = np.tile(np.array(packed(unit, bits), np.uint32), (256, 1))
     scales = np.arange(256, dtype=np.uint8)[:, None]
     got = decode(mode, bits, group_size, words, scales, None)[:, 0]
-    want = np.array(
-        [e4m3(s) if mode == "nvfp4" else np.nan if s == 255 else 2.0 ** (s - 127) for s in range(256)]
-    )
+    want = np.array([e4m3(s) if mode == "nvfp4" else np.nan if s == 255 else 2.0 ** (s - 127) for s in range(256)])
     np.testing.assert_array_equal(got, want)
 
 
@@ -156,9 +150,7 @@ def test_the_tensor_scale_of_nvfp4(shape):
     largest = mx.max(mx.abs(w))
     q, scales = mx.quantize(w, group_size=16, bits=4, mode="nvfp4", global_scale=largest)
     ref = Reference({"weight": q, "scales": scales, "global_scale": largest.reshape(shape)}, "nvfp4", 4, 16)
-    want = mx.dequantize(
-        q, scales, group_size=16, bits=4, mode="nvfp4", global_scale=largest, dtype=mx.float32
-    )
+    want = mx.dequantize(q, scales, group_size=16, bits=4, mode="nvfp4", global_scale=largest, dtype=mx.float32)
     np.testing.assert_allclose(ref.weights(), np.array(want), rtol=1e-6)
     assert np.abs(ref.weights() - np.array(w)).max() < 0.3 * np.abs(np.array(w)).max()
 
@@ -245,9 +237,7 @@ def test_one_expert_of_many():
 
 def test_the_experts_own_tensor_scale():
     factors = mx.array([3.0, 5.0])
-    q, scales = mx.quantize(
-        mx.stack([weights(4, 32), weights(4, 32, 1)]), group_size=16, bits=4, mode="nvfp4"
-    )
+    q, scales = mx.quantize(mx.stack([weights(4, 32), weights(4, 32, 1)]), group_size=16, bits=4, mode="nvfp4")
     arrays = {"weight": q, "scales": scales, "global_scale": factors}
     plain_arrays = {"weight": q, "scales": scales}
     for expert, factor in enumerate((3.0, 5.0)):
@@ -305,9 +295,7 @@ def test_ulp_of_float32_is_numpy_s(value):
         assert ulp(np.array(value), "float32") == float(np.spacing(np.float32(value)))
 
 
-@pytest.mark.parametrize(
-    "dtype,want", [("float32", 2.0**-149), ("float16", 2.0**-24), ("bfloat16", 2.0**-133)]
-)
+@pytest.mark.parametrize("dtype,want", [("float32", 2.0**-149), ("float16", 2.0**-24), ("bfloat16", 2.0**-133)])
 def test_ulp_of_zero_is_the_smallest_step(dtype, want):
     assert ulp(np.array([0.0, -0.0]), dtype).tolist() == [want, want]
 

@@ -31,9 +31,7 @@ def test_decision_is_what_runs_at_one_row():
 
 
 def test_decision_as_data():
-    d = decision(
-        "m.q", "p/x", "p/y", 3.14159, [Loser("p/z", "slower"), Loser("t5", "made no offer")], n=8, k=32
-    )
+    d = decision("m.q", "p/x", "p/y", 3.14159, [Loser("p/z", "slower"), Loser("t5", "made no offer")], n=8, k=32)
     facts = json.loads(json.dumps(d.as_dict()))
     assert facts["path"] == "m.q" and facts["hook"] == "select_linear"
     assert facts["signature"] == d.site.signature

@@ -161,7 +161,11 @@ def test_range_limited_offers_do_not_run_inside_a_shapeless_trace() -> None:
         return Offer("small", build, rows=(1, 16), row_invariant=True)
 
     model = Probe()
-    accelerate(model, DETERMINISTIC, host=toys.host(DETERMINISTIC, small=toys.module_with(select_linear=select_linear)))
+    accelerate(
+        model,
+        DETERMINISTIC,
+        host=toys.host(DETERMINISTIC, small=toys.module_with(select_linear=select_linear)),
+    )
     seen.clear()
     compiled = mx.compile(lambda v: model(v), shapeless=True)
     assert compiled(x[:1]).shape == (1, 32)

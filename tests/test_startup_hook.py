@@ -40,9 +40,7 @@ def run(tmp_path, code, files=(), env=None, head=HEAD):
 
 def test_steps_surround_the_hosts_own_code(tmp_path):
     out = run(tmp_path, "import mlx_lm.utils, mlx_vlm; print(mlx_lm.value, sys.log)", TRACE)
-    assert out.stdout.strip() == (
-        "42 ['before mlx_lm', 'body', 'after mlx_lm', 'before mlx_vlm', 'after mlx_vlm']"
-    )
+    assert out.stdout.strip() == ("42 ['before mlx_lm', 'body', 'after mlx_lm', 'before mlx_vlm', 'after mlx_vlm']")
     assert out.stderr == ""
 
 

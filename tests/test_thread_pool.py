@@ -40,9 +40,7 @@ def check(pool, n, grain, nested=False):
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
-@pytest.mark.parametrize(
-    ("n", "grain"), [(0, 1), (1, 1), (1, 5), (5, 1), (100, 7), (1001, 10), (1000, 1000), (9, 0)]
-)
+@pytest.mark.parametrize(("n", "grain"), [(0, 1), (1, 1), (1, 5), (5, 1), (100, 7), (1001, 10), (1000, 1000), (9, 0)])
 def test_pieces(pool, threads, n, grain):
     pool.set_threads(threads)
     assert pool.threads() == threads

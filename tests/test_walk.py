@@ -129,11 +129,7 @@ def test_ten_comes_after_two():
     assert paths(model) == [f"layers.{i}" for i in range(12)]
 
 
-@given(
-    st.lists(
-        st.lists(st.one_of(st.integers(0, 30), st.sampled_from("abc")), min_size=1, max_size=3), max_size=8
-    )
-)
+@given(st.lists(st.lists(st.one_of(st.integers(0, 30), st.sampled_from("abc")), min_size=1, max_size=3), max_size=8))
 def test_natural_order_is_total_and_numeric(parts):
     names = [".".join(map(str, p)) for p in parts]
     ordered = sorted(names, key=walk._natural)
@@ -256,9 +252,7 @@ def test_a_module_held_twice_is_one_site_with_aliases():
 
 def test_shared_layers_are_found_whatever_holds_them_first():
     shared = nn.Linear(4, 4)
-    model = nn.Sequential(
-        *[nn.Linear(4, 4) for _ in range(3)], shared, *[nn.Linear(4, 4) for _ in range(7)], shared
-    )
+    model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(3)], shared, *[nn.Linear(4, 4) for _ in range(7)], shared)
     found = {f.site.path: f.site.aliases for f in find_linears(model)}
     assert found["layers.3"] == ("layers.11",)
     assert "layers.11" not in found and len(found) == 11
@@ -271,9 +265,7 @@ def adapted(name, keys=None, **options):
     from mlx_lm.tuner.utils import linear_to_lora_layers
 
     model = tiny_models.build(name, **options)
-    linear_to_lora_layers(
-        model, 1, {"rank": 2, "scale": 1.0, "dropout": 0.0, **({"keys": keys} if keys else {})}
-    )
+    linear_to_lora_layers(model, 1, {"rank": 2, "scale": 1.0, "dropout": 0.0, **({"keys": keys} if keys else {})})
     return model
 
 
@@ -360,9 +352,7 @@ def test_moe_blocks(models, bits):
     assert [f.site.path for f in found] == ["model.layers.0.mlp.switch_mlp", "model.layers.1.mlp.switch_mlp"]
     site = found[0].site
     assert (site.d_model, site.d_hidden, site.n_experts, site.gated) == (128, 96, 6, True)
-    assert (site.mode, site.bits, site.uniform, site.has_bias) == (
-        ("affine", 4) if bits else ("dense", 0)
-    ) + (
+    assert (site.mode, site.bits, site.uniform, site.has_bias) == (("affine", 4) if bits else ("dense", 0)) + (
         True,
         False,
     )

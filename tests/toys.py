@@ -59,7 +59,7 @@ def dequantized(site: Any, module: Any) -> Any:
     if site.kind == "switch":
 
         def switch(x: Any, indices: Any, sorted_indices: bool = False) -> Any:
-            y = (x.astype(mx.float32) @ w[indices].swapaxes(-1, -2))
+            y = x.astype(mx.float32) @ w[indices].swapaxes(-1, -2)
             if bias is not None:
                 y = y + mx.expand_dims(bias[indices], -2)
             return y.astype(out)

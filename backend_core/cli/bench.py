@@ -67,7 +67,7 @@ def bench_generate(model_name: str | None, scales: str, prompt_tokens: int, toke
     result: dict[str, Any] = {
         "model": Path(model_name).name, "date": time.strftime("%Y-%m-%d"), "cpu": machine.cpu_model(),
         "device": machine.default_device(), "threads": len(machine.affinity()), "python": platform.python_version(),
-        "mlx": mx.__version__, "mlx_lm": machine.version("mlx-lm"), "mlx_accel": machine.version("mlx-accel"),
+        "mlx": machine.version("mlx"), "mlx_lm": machine.version("mlx-lm"), "mlx_accel": machine.version("mlx-accel"),
         "prompt_tokens": prompt_tokens, "tokens": tokens, "stock_measured_over": [4, 4] if slow else None,
         "same_greedy_tokens": texts["stock"] == other, "report": report.line(), "rows": {},
     }  # fmt: skip

@@ -86,11 +86,14 @@ def print_profile(path: Path, data: dict[str, Any]) -> None:
         facts = environment.get("facts", {})
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(environment.get("when", 0)))
         table = Table("site", "offer", "rows: x stock",
-                      title=f"{key}  {when}  {facts.get('cpu')} {facts.get('threads')} threads, mlx {facts.get('mlx')}, "
+                      title=f"{key}  {when}  {facts.get('cpu')}, {facts.get('threads')} threads, mlx "
+                      f"{facts.get('mlx')}, "
                             f"activations {facts.get('activations')}")  # fmt: skip
         for signature, offers in environment.get("races", {}).items():
             for label, race in offers.items():
-                rows = ", ".join(f"{m}: {t['stock'] / t['ours']:.2f}" for m, t in race.get("rows", {}).items() if t["ours"])
+                rows = ", ".join(
+                    f"{m}: {t['stock'] / t['ours']:.2f}" for m, t in race.get("rows", {}).items() if t["ours"]
+                )
                 table.add_row(str(race.get("site", signature)), label, rows)
         _console().print(table)
     for entry in data.get("quarantine", {}).values():

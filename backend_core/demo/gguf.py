@@ -121,9 +121,7 @@ def config(metadata: dict[str, Any], bits: dict[str, int], tied: bool) -> dict[s
     }
 
 
-def weights(
-    tensors: dict[str, Any], metadata: dict[str, Any], scales: str
-) -> tuple[dict[str, Any], dict[str, int]]:
+def weights(tensors: dict[str, Any], metadata: dict[str, Any], scales: str) -> tuple[dict[str, Any], dict[str, int]]:
     """Tensors under mlx-lm's names, and bits by quantized module.
 
     scales
@@ -208,9 +206,7 @@ def tokenizer_files(metadata: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def convert(
-    source: Path, target: Path, scales: str, progress: Callable[[str, float], None] | None = None
-) -> None:
+def convert(source: Path, target: Path, scales: str, progress: Callable[[str, float], None] | None = None) -> None:
     """Write the mlx-lm form of `source` into the existing, empty directory `target`.
 
     progress

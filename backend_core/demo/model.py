@@ -110,9 +110,7 @@ def _locked(target: Path) -> Iterator[None]:
         yield
 
 
-def _build(
-    source: Source, target: Path, stamp: dict[str, object], scales: str, progress: Progress | None
-) -> None:
+def _build(source: Source, target: Path, stamp: dict[str, object], scales: str, progress: Progress | None) -> None:
     """Convert into a temporary directory and rename it; the caller holds the lock."""
     for leftover in target.parent.glob(f".{target.name}.*.partial"):
         shutil.rmtree(leftover, ignore_errors=True)  # of a process that died, for we hold the lock
@@ -125,9 +123,7 @@ def _build(
     if progress is not None:
         progress("checking the package", 0.0)
     if _sha256(source.path) != source.digest:
-        raise DemoModelError(
-            f"{source.path} is damaged (its SHA-256 is not the recorded one); run: {_REINSTALL}"
-        )
+        raise DemoModelError(f"{source.path} is damaged (its SHA-256 is not the recorded one); run: {_REINSTALL}")
     partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
     try:
         partial.chmod(0o755)

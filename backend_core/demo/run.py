@@ -72,9 +72,7 @@ class Row:
     same: bool
 
 
-def command(
-    model: Path, prompt: str, max_tokens: int, *, backend: str = "", template: bool = True
-) -> list[str]:
+def command(model: Path, prompt: str, max_tokens: int, *, backend: str = "", template: bool = True) -> list[str]:
     """The command line of one greedy run. `template` False hands the prompt over as it is."""
     words = [
         *GENERATE,
@@ -117,9 +115,7 @@ def child_environment(backend: str) -> dict[str, str]:
     return environment
 
 
-def run_child(
-    words: Sequence[str], *, backend: str = "", on_output: Callable[[], None] | None = None
-) -> Figures:
+def run_child(words: Sequence[str], *, backend: str = "", on_output: Callable[[], None] | None = None) -> Figures:
     """Run one command to its end and read its figures.
 
     on_output
@@ -129,9 +125,7 @@ def run_child(
     """
     with tempfile.TemporaryFile() as errors:  # a file, not a pipe: nobody would empty the pipe
         try:
-            child = subprocess.Popen(
-                list(words), stdout=subprocess.PIPE, stderr=errors, env=child_environment(backend)
-            )
+            child = subprocess.Popen(list(words), stdout=subprocess.PIPE, stderr=errors, env=child_environment(backend))
         except OSError as error:
             raise RunFailed(f"{words[0]} cannot be started: {error}") from error
         pieces = []
@@ -160,9 +154,7 @@ def run_child(
         raise RunFailed(f"{' '.join(words)}\nprinted no figures ({error}); it said:\n{said}") from error
 
 
-def run_demo(
-    console: Console, prompt: str = PROMPT, max_tokens: int = MAX_TOKENS, scales: str = "fp32"
-) -> int:
+def run_demo(console: Console, prompt: str = PROMPT, max_tokens: int = MAX_TOKENS, scales: str = "fp32") -> int:
     """Run the demo and print its table.
 
     scales
@@ -196,9 +188,7 @@ def _measure(
     slow = scales == "fp16" and _on_cpu()
     reference = _model(console, "fp32") if slow else model
 
-    def run(
-        title: str, where: Path, text: str, tokens: int, backend: str = "", template: bool = True
-    ) -> Figures:
+    def run(title: str, where: Path, text: str, tokens: int, backend: str = "", template: bool = True) -> Figures:
         words = command(where, text, tokens, backend=backend, template=template)
         return _step(console, title, words, tokens, backend)
 
@@ -211,9 +201,7 @@ def _measure(
     note = ""
     timed, timed_long = stock, stock_long
     if slow:
-        timed = timed_long = run(
-            "stock, fp16 scales, 4 tokens", model, SHORT_PROMPT, SHORT_NEW_TOKENS, template=False
-        )
+        timed = timed_long = run("stock, fp16 scales, 4 tokens", model, SHORT_PROMPT, SHORT_NEW_TOKENS, template=False)
         note = (
             f"Stock was timed over {timed.prompt_tokens} prompt and {timed.new_tokens} new tokens; its text "
             "comes from the fp32 checkpoint of the same weights."

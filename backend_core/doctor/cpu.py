@@ -30,9 +30,7 @@ def sysctl(name: str) -> str:
 
 def isa_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
     """Those of :data:`ISA_FLAGS` that the CPU reports, in that order."""
-    machine = {"amd64": "x86_64", "aarch64": "arm64"}.get(
-        platform.machine().lower(), platform.machine().lower()
-    )
+    machine = {"amd64": "x86_64", "aarch64": "arm64"}.get(platform.machine().lower(), platform.machine().lower())
     wanted = ISA_FLAGS.get(machine, ())
     if sys.platform == "darwin":
         arm = {"asimddp": "FEAT_DotProd", "asimdhp": "FEAT_FP16", "i8mm": "FEAT_I8MM", "bf16": "FEAT_BF16",

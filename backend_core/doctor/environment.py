@@ -40,9 +40,7 @@ def platform_checks() -> list[Check]:
         rosetta = sysctl("sysctl.proc_translated") == "1"
     else:
         libc = " ".join(platform.libc_ver()).strip()
-        system = (
-            f"{platform.system()} {platform.release()} on {platform.machine()}{f', {libc}' if libc else ''}"
-        )
+        system = f"{platform.system()} {platform.release()} on {platform.machine()}{f', {libc}' if libc else ''}"
         rosetta = False
     if rosetta:
         first = fault(
@@ -238,9 +236,7 @@ def hook_checks() -> list[Check]:
     except (ImportError, ValueError):
         importable = False
     boot = sys.modules.get("_mlx_accel_boot")  # imported at start-up, or not at all
-    return [
-        judge_hook("" if switch == "0" else switch, present, importable, boot is not None and boot.active())
-    ]
+    return [judge_hook("" if switch == "0" else switch, present, importable, boot is not None and boot.active())]
 
 
 def judge_hook(switch: str, present: list[str], importable: bool, active: bool) -> Check:

@@ -36,7 +36,9 @@ def backend_checks() -> list[Check]:
         try:
             backends.get(name)
         except Exception as error:
-            checks.append(fault(f"backends.{name}", str(error), "Reinstall or remove the distribution that provides it."))
+            checks.append(
+                fault(f"backends.{name}", str(error), "Reinstall or remove the distribution that provides it.")
+            )
     return checks or [ok("backends", ", ".join(backends.names()))]
 
 

@@ -48,9 +48,7 @@ def _activation_bytes(headers: Mapping[str, Header]) -> int:
     """Bytes of one cached value: float32 on x86 CPUs (activations=auto), else as the weights' scales."""
     if sys.platform != "darwin" and platform.machine().lower() in ("x86_64", "amd64"):
         return 4
-    kinds = [
-        t.dtype for h in headers.values() for t in h.tensors.values() if t.dtype in ("F32", "F16", "BF16")
-    ]
+    kinds = [t.dtype for h in headers.values() for t in h.tensors.values() if t.dtype in ("F32", "F16", "BF16")]
     return 4 if kinds and kinds.count("F32") * 2 > len(kinds) else 2
 
 
@@ -71,16 +69,10 @@ def check_memory(config: Mapping[str, Any], headers: Mapping[str, Header]) -> li
 def judge_memory(model: int, cache: tuple[int, int] | None, free: int | None) -> Check:
     """The check for bytes of the model, (bytes, tokens) of the cache, and free bytes."""
     need = model + (cache[0] if cache else 0)
-    kv = (
-        f"KV cache at most {size_text(cache[0])} for {cache[1]} tokens"
-        if cache
-        else "KV cache of unknown size"
-    )
+    kv = f"KV cache at most {size_text(cache[0])} for {cache[1]} tokens" if cache else "KV cache of unknown size"
     detail = f"model {size_text(model)}, {kv}, free {size_text(free) if free is not None else 'unknown'}"
     if free is not None and model > free:
-        return fault(
-            "model.memory", detail, "Free memory, or take a smaller or more strongly quantized model."
-        )
+        return fault("model.memory", detail, "Free memory, or take a smaller or more strongly quantized model.")
     if free is not None and need > free:
         return note("model.memory", detail, "Keep prompts short, or limit the cache with --max-kv-size.")
     return ok("model.memory", detail)

@@ -168,10 +168,7 @@ def _numbering(files: Mapping[str, Path]) -> list[Check]:
     for first in {(m[1], m[4]): m for m in parts}.values():
         if int(first[4]) > 10_000:
             continue
-        wanted = [
-            f"{first[1]}{i:0{len(first[2])}}{first[3]}{first[4]}{first[5]}"
-            for i in range(1, int(first[4]) + 1)
-        ]
+        wanted = [f"{first[1]}{i:0{len(first[2])}}{first[3]}{first[4]}{first[5]}" for i in range(1, int(first[4]) + 1)]
         lost = [name for name in wanted if name not in files]
         if lost and len(lost) < len(wanted):
             checks.append(fault("model.shard", f"missing: {_some(lost)}", "Download the missing files."))
@@ -194,9 +191,7 @@ def check_checksums(directory: Path, names: list[str]) -> list[Check]:
             found = re.fullmatch(r"\s*([0-9a-fA-F]{64})(?:\s+[* ]?(.+?))?\s*", line)
             target = (found[2] or name.removesuffix(".sha256")) if found else ""
             if found is None or Path(target).is_absolute() or ".." in Path(target).parts:
-                checks.append(
-                    note("model.checksums", f"{name}: unreadable line {line[:80]!r}", "Correct it.")
-                )
+                checks.append(note("model.checksums", f"{name}: unreadable line {line[:80]!r}", "Correct it."))
                 continue
             problem = _wrong_digest(directory / target, found[1].lower())
             good += not problem
@@ -307,9 +302,7 @@ def _tokenizer_ids(path: Path, vocab_size: int | None) -> Check:
     if largest >= vocab_size:
         return fault("model.tokenizer", f"{detail}: it is the tokenizer of another model", _AGAIN)
     if largest_all >= vocab_size:
-        return note(
-            "model.tokenizer", f"{detail}: added tokens lie outside", "Keep those tokens out of prompts."
-        )
+        return note("model.tokenizer", f"{detail}: added tokens lie outside", "Keep those tokens out of prompts.")
     return ok("model.tokenizer", detail)
 
 
@@ -323,9 +316,7 @@ def check_sampling(directory: Path, vocab_size: int | None) -> Check:
         return fault(name, f"generation_config.json {problem}", "Delete or correct generation_config.json.")
     ends = data.get("eos_token_id")
     for end in ends if isinstance(ends, list) else [ends]:
-        if end is not None and (
-            whole(end) is None or end < 0 or (vocab_size is not None and end >= vocab_size)
-        ):
+        if end is not None and (whole(end) is None or end < 0 or (vocab_size is not None and end >= vocab_size)):
             mend = "Correct eos_token_id in generation_config.json."
             return fault(name, f"eos_token_id {end!r} is no token of the model", mend)
     limits = {"temperature": (0.0, 100.0), "top_p": (0.0, 1.0), "min_p": (0.0, 1.0), "top_k": (0.0, 1e9)}
@@ -339,9 +330,7 @@ def check_sampling(directory: Path, vocab_size: int | None) -> Check:
         stated.append(f"{key} {value:g}")
     if data.get("do_sample") is False or not stated:
         return ok(name, "greedy")
-    return ok(
-        name, f"{', '.join(stated)} (pass them to mlx_lm.generate yourself: it reads only the end tokens)"
-    )
+    return ok(name, f"{', '.join(stated)} (pass them to mlx_lm.generate yourself: it reads only the end tokens)")
 
 
 def _some(names: list[str]) -> str:

@@ -143,9 +143,7 @@ def gxx_version() -> str:
     if tool is None:
         return ""
     try:
-        run = subprocess.run(
-            [tool, "-dumpfullversion", "-dumpversion"], capture_output=True, text=True, timeout=20
-        )
+        run = subprocess.run([tool, "-dumpfullversion", "-dumpversion"], capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.SubprocessError):
         return ""
     text = run.stdout.strip()

@@ -61,9 +61,7 @@ def read_header(path: Path) -> Header:
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
-            raise ShardError(
-                f"{path.name} is {'a directory' if stat.S_ISDIR(status.st_mode) else 'not a file'}"
-            )
+            raise ShardError(f"{path.name} is {'a directory' if stat.S_ISDIR(status.st_mode) else 'not a file'}")
         size = status.st_size
         with open(path, "rb") as file:
             start = file.read(8)
@@ -71,13 +69,9 @@ def read_header(path: Path) -> Header:
                 raise ShardError(f"{path.name} is truncated: {size} bytes, without a complete header")
             length = struct.unpack("<Q", start)[0]
             if length > MAX_HEADER_BYTES:
-                raise ShardError(
-                    f"{path.name} is no safetensors file: its header would be {length} bytes long"
-                )
+                raise ShardError(f"{path.name} is no safetensors file: its header would be {length} bytes long")
             if 8 + length > size:
-                raise ShardError(
-                    f"{path.name} is truncated: {8 + length} bytes expected for its header, {size} found"
-                )
+                raise ShardError(f"{path.name} is truncated: {8 + length} bytes expected for its header, {size} found")
             raw = file.read(length)
     except OSError as error:
         raise ShardError(f"{path.name} cannot be read: {error.strerror or error}") from error

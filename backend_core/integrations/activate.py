@@ -12,7 +12,19 @@ from . import loading, vlm
 
 HOSTS = ("mlx_lm", "mlx_vlm")
 #: Commands that train or rewrite weights: they need the stock layers.
-WRITING_COMMANDS = ("convert", "lora", "train", "fuse", "awq", "dwq", "gptq", "dynamic_quant", "quant", "share", "upload")
+WRITING_COMMANDS = (
+    "convert",
+    "lora",
+    "train",
+    "fuse",
+    "awq",
+    "dwq",
+    "gptq",
+    "dynamic_quant",
+    "quant",
+    "share",
+    "upload",
+)
 
 _current: loading.Context | None = None
 

@@ -167,7 +167,7 @@ def show(report: Report, policy: Policy) -> None:
 
 def load(path: str | Path, policy: Policy, **kwargs: Any) -> tuple[Any, Any]:
     """See :func:`backend_core.load`."""
-    utils = importlib.import_module("mlx_lm.utils")
+    utils: Any = importlib.import_module("mlx_lm.utils")
     function = utils.load_model
     original = getattr(function, "_accel_original", function)
     text = str(path)
@@ -176,6 +176,6 @@ def load(path: str | Path, policy: Policy, **kwargs: Any) -> tuple[Any, Any]:
     context = Context(policy)
     utils.load_model = wrap("mlx_lm", original, lambda: context)
     try:
-        return utils.load(text, **kwargs)  # type: ignore[no-any-return]
+        return utils.load(text, **kwargs)
     finally:
         utils.load_model = function

@@ -19,7 +19,7 @@ _MODULE = "mlx_vlm.models.linear"
 _ORIGINAL = "_accel_native_batch_linear"
 
 
-def native_batch_linear(module, x):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+def native_batch_linear(module, x):
     """Runs with the globals of mlx_vlm.models.linear."""
     slot = module.__dict__.get("_accel")
     if slot is None or slot.small is None:
@@ -36,9 +36,7 @@ def install() -> bool:
     if not isinstance(function, types.FunctionType) or function.__closure__ or not hasattr(host, "tokenwise"):
         return False
     if not hasattr(host, _ORIGINAL):
-        original = types.FunctionType(
-            function.__code__, function.__globals__, function.__name__, function.__defaults__
-        )
+        original = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
         setattr(host, _ORIGINAL, original)
         function.__code__ = native_batch_linear.__code__
     return True
