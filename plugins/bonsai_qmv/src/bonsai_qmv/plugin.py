@@ -32,7 +32,7 @@ SYMBOL = "bonsai_affine_matmul"
 def library() -> Any:
     """The shared library with the CPU kernels, a file of ``importlib.resources``."""
     name = "bonsai_affine.dylib" if sys.platform == "darwin" else "bonsai_affine.so"
-    return importlib.resources.files("bonsai_qmv").joinpath("kernels", name)
+    return importlib.resources.files("bonsai_qmv") / "kernels" / name
 
 
 @hookimpl
