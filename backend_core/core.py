@@ -20,12 +20,11 @@ from .select import Session
 #: Hooks whose offers this version collects and reports.
 _OTHER_HOOKS = (
     ("fuse_moe", walk.find_moe),
-    ("select_op", walk.find_ops),
     ("select_attention", walk_calls.find_attention),
     ("verify_draft", walk_calls.find_drafts),
 )
-#: id(model) -> (weak reference, report, policy, host given by the caller).
-_STATES: dict[int, tuple[weakref.ref[Any], Report, Policy, PluginHost | None]] = {}
+#: id(model) -> (weak reference, report, policy, host given by the caller, fingerprint of the stock layers).
+_STATES: dict[int, tuple[weakref.ref[Any], Report, Policy, PluginHost | None, tuple[Any, ...]]] = {}
 
 
 def plugin_host(policy: Policy | None = None) -> PluginHost:
@@ -53,8 +52,8 @@ def accelerate(model: Any, policy: Policy | None = None, *, host: PluginHost | N
     policy = policy or Policy.from_options()
     previous = _state(model)
     if previous is not None:
-        report, old_policy, old_host = previous
-        if old_policy == policy and old_host is host and not _stale(model):
+        report, old_policy, old_host, fingerprint = previous
+        if old_policy == policy and old_host is host and not _changed(model, fingerprint):
             return report
         restore(model)
     begin = time.perf_counter()
@@ -64,7 +63,8 @@ def accelerate(model: Any, policy: Policy | None = None, *, host: PluginHost | N
     report.plugins = [r.as_dict() for r in loaded.all_records()]
     report.seconds = time.perf_counter() - begin
     key = id(model)
-    _STATES[key] = (weakref.ref(model, lambda _: _STATES.pop(key, None)), report, policy, host)
+    reference = weakref.ref(model, lambda _: _STATES.pop(key, None))
+    _STATES[key] = (reference, report, policy, host, _fingerprint(model))
     return report
 
 
@@ -78,7 +78,10 @@ def _select(model: Any, policy: Policy, host: PluginHost, report: Report) -> Non
     profile = Profile(machine.environment_facts(report.activations, versions))
     session = Session(policy, host, profile, report, machine.default_device())
     try:
-        chosen = session.linears(walk.find_linears(model, x_dtype))
+        sites = walk.find_linears(model, x_dtype)
+        if host.implements("select_op"):
+            sites += walk.find_ops(model, x_dtype)
+        chosen = session.modules(sites)
         report.decisions = [decision for _, decision, _ in chosen]
         for hook, find in _OTHER_HOOKS:
             if host.implements(hook):
@@ -134,7 +137,7 @@ def restore(model: Any) -> int:
 def accelerated(model: Any, policy: Policy | None = None) -> Iterator[Report]:
     """``with accelerated(model) as report:`` accelerates inside the block and restores after it.
 
-    A model that was accelerated before stays so.
+    A model that was accelerated before is so again after it, under its former policy.
     """
     before = _state(model)
     report = accelerate(model, policy)
@@ -143,6 +146,8 @@ def accelerated(model: Any, policy: Policy | None = None) -> Iterator[Report]:
     finally:
         if before is None:
             restore(model)
+        else:
+            accelerate(model, before[1], host=before[2])
 
 
 def load(path: str | Path, policy: Policy | None = None, **kwargs: Any) -> tuple[Any, Any]:
@@ -161,18 +166,26 @@ def report_of(model: Any) -> Report | None:
     return state[0] if state else None
 
 
-def _state(model: Any) -> tuple[Report, Policy, PluginHost | None] | None:
+def _state(model: Any) -> tuple[Report, Policy, PluginHost | None, tuple[Any, ...]] | None:
     entry = _STATES.get(id(model))
     if entry is None or entry[0]() is not model:
         return None
-    return entry[1], entry[2], entry[3]
+    return entry[1:]
 
 
-def _stale(model: Any) -> bool:
-    slots = [(m, install.slot_of(m)) for m in _modules(model)]
-    return any(slot is not None and not slot.fresh(m) for m, slot in slots) or (
-        not any(s for _, s in slots) and any(d.accelerated for d in _STATES[id(model)][1].decisions)
+def _fingerprint(model: Any) -> tuple[Any, ...]:
+    """Changes when a layer is replaced by another one or holds other arrays."""
+    kinds = walk.linear_kinds()
+    return tuple(
+        (id(module), *(id(v) for v in module.values()))
+        for module in _modules(model)
+        if walk.stock_class(module) in kinds and install.slot_of(module) is None
     )
+
+
+def _changed(model: Any, fingerprint: tuple[Any, ...]) -> bool:
+    slots = [(m, slot) for m in _modules(model) if (slot := install.slot_of(m)) is not None]
+    return any(not slot.fresh(m) for m, slot in slots) or fingerprint != _fingerprint(model)
 
 
 def _modules(model: Any) -> list[Any]:

@@ -16,8 +16,8 @@ from . import native
 from .walk import dtype_name, stock_class
 
 if TYPE_CHECKING:
+    from .probe_base import Probe
     from .report import Report
-    from .sites import LinearSite
 
 KEY = "_accel"
 _CLASSES: dict[type, type] = {}
@@ -35,32 +35,29 @@ class Slot:
         For embeddings under ``activations=float32``: lookups are handed out as float32.
     """
 
-    __slots__ = ("arrays", "cast", "dtype", "k", "large", "late", "report", "single", "site", "size", "small",
-                 "stale", "stock", "variants")  # fmt: skip
+    __slots__ = ("arrays", "cast", "dtype", "k", "large", "late", "probe", "report", "single", "size", "small",
+                 "stale", "variants")  # fmt: skip
 
     def __init__(
         self,
         module: Any,
         report: Report,
-        site: LinearSite | None = None,
+        probe: Probe | None = None,
         small: Callable[..., Any] | None = None,
         large: Callable[..., Any] | None = None,
-        late: Callable[[Any, LinearSite, str], Slot | None] | None = None,
+        late: Callable[[Any, Probe, str], Slot | None] | None = None,
         cast: bool = False,
     ) -> None:
         import mlx.core as mx
 
-        from .probes import stock_call
-
-        self.site, self.report, self.cast, self.late = site, report, cast, late
+        self.probe, self.report, self.cast, self.late = probe, report, cast, late
         self.small, self.large = small, large
         # One callable for all rows also serves inside a shapeless trace, where rows are unknown.
         self.single = small if small is large else None
         self.arrays = tuple((k, v) for k, v in module.items() if isinstance(v, mx.array))
         self.size = len(module)
-        self.dtype = getattr(mx, site.x_dtype) if site else None
-        self.k = site.k if site else 1
-        self.stock = stock_call(site.kind if site else "embedding")
+        self.dtype = getattr(mx, probe.site.x_dtype) if probe else None
+        self.k = probe.row_elements if probe else 1
         self.stale = False
         self.variants: dict[str, Slot | None] = {}
 
@@ -85,25 +82,13 @@ class Slot:
         return self._by_rows(module, size, x, *rest)
 
     def _by_rows(self, module: Any, size: int, x: Any, *rest: Any) -> Any:
+        assert self.probe is not None
         if size == 0:
-            return self._empty(x, *rest)
+            return self.probe.empty(x, *rest)
         if self.small is not self.large and native.in_dynamic_tracing():
-            return self.stock(module, x, *rest)
+            return self.probe.stock(module, x, *rest)
         function = self.small if size <= 16 * self.k else self.large
-        return self.stock(module, x, *rest) if function is None else function(x, *rest)
-
-    def _empty(self, x: Any, *rest: Any) -> Any:
-        # Stock divides by zero here on the CPU; an empty result needs no kernel.
-        import mlx.core as mx
-        import numpy as np
-
-        site = self.site
-        assert site is not None
-        n = site.k if site.kind == "multi" and rest and not rest[0] else site.n
-        lead = tuple(x.shape[:-1])
-        if site.kind == "switch":
-            lead = (*np.broadcast_shapes(tuple(x.shape[:-2]), tuple(rest[0].shape)), x.shape[-2])
-        return mx.zeros((*lead, n), getattr(mx, site.out_dtype))
+        return self.probe.stock(module, x, *rest) if function is None else function(x, *rest)
 
     def _renew(self, module: Any) -> bool:
         """True if the module holds the same arrays under new Python objects, as mx.compile leaves them."""
@@ -120,28 +105,26 @@ class Slot:
     def _stale(self, module: Any, x: Any, *rest: Any) -> Any:
         if self._renew(module):
             return self.call(module, x, *rest)
+        assert self.probe is not None
         # Inside a trace the module holds tracers for the time being; that is not a change of weights.
-        if not self.stale and self.site is not None and not native.in_tracing(x):
+        if not self.stale and not native.in_tracing(x):
             self.stale = True
             self.report.note(
-                f"{self.site.path}: its weights were replaced after selection; stock runs there until "
+                f"{self.probe.site.path}: its weights were replaced after selection; stock runs there until "
                 f"accelerate() is called again"
             )
-        return self.stock(module, x, *rest)
+        return self.probe.stock(module, x, *rest)
 
     def _other_dtype(self, module: Any, x: Any, *rest: Any) -> Any:
         """Activations of a dtype that was not verified: decide once for it, outside of any trace."""
-        if self.site is None or self.late is None:
-            return self.stock(module, x, *rest)
+        assert self.probe is not None
         name = dtype_name(x.dtype)
-        if name not in self.variants:
-            if native.in_tracing(x):
-                return self._empty(x, *rest) if x.size == 0 else self.stock(module, x, *rest)
-            self.variants[name] = self.late(module, self.site, name)
-        variant = self.variants[name]
-        if variant is None:
-            return self._empty(x, *rest) if x.size == 0 else self.stock(module, x, *rest)
-        return variant.call(module, x, *rest)
+        variant = self.variants.get(name)
+        if variant is None and name not in self.variants and self.late is not None and not native.in_tracing(x):
+            variant = self.variants[name] = self.late(module, self.probe, name)
+        if variant is not None:
+            return variant.call(module, x, *rest)
+        return self.probe.empty(x, *rest) if x.size == 0 else self.probe.stock(module, x, *rest)
 
 
 def accelerated_class(stock: type) -> type:
@@ -167,7 +150,7 @@ def accelerated_class(stock: type) -> type:
 
         def as_linear(self: Any, x: Any) -> Any:
             slot = self.__dict__.get(KEY)
-            if slot is None or slot.site is None:
+            if slot is None or slot.probe is None:
                 return stock.as_linear(self, x)  # type: ignore[attr-defined]
             return slot.call(self, x)
 
@@ -190,6 +173,16 @@ def accelerated_class(stock: type) -> type:
             return stock.__call__(self, x, transpose) if slot is None else slot.call(self, x, transpose)
 
         namespace["__call__"] = multi
+    elif kind == "rope":
+
+        def rope(self: Any, x: Any, offset: Any = 0) -> Any:
+            slot = self.__dict__.get(KEY)
+            # Offers take one position for the whole batch; a position per sequence is an array.
+            if slot is None or type(offset) is not int:
+                return stock.__call__(self, x, offset)
+            return slot.call(self, x, offset)
+
+        namespace["__call__"] = rope
     else:
 
         def linear(self: Any, x: Any) -> Any:
@@ -252,9 +245,12 @@ def float32_lookup(module: Any, x: Any) -> Any:
 
 
 def _kind(stock: type) -> str:
+    """How the class is called; layers with one argument are ``"linear"``."""
+    import mlx.nn as nn
+
     from .walk import linear_kinds
 
-    return linear_kinds().get(stock, "linear")
+    return "rope" if stock is nn.RoPE else linear_kinds().get(stock, "linear")
 
 
 def _reduce(self: Any, protocol: Any) -> tuple[Any, ...]:

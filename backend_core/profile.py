@@ -165,9 +165,24 @@ class Profile:
         if not _well_formed(data):
             self.notes.append(f"profile {self.path} is corrupt and was ignored")
             return empty
-        if self.key not in data["environments"] and data["environments"]:
-            self.notes.append("profile is from another environment (versions, threads or kernels changed)")
+        if self.key not in data["environments"] and (changed := self._changed(data["environments"])):
+            self.notes.append(f"earlier races do not count: {', '.join(changed)} changed")
         return data
+
+    def _changed(self, environments: dict[str, Any]) -> list[str]:
+        """Which facts differ from the newest environment of the same kind; [] if there is none."""
+        same = ("machine", "cpu", "device", "activations")
+        alike = [
+            e
+            for e in environments.values()
+            if isinstance(e.get("facts"), dict)
+            and all(e["facts"].get(k) == self.facts.get(k) for k in same)
+            and _names(e["facts"].get("plugins")) == _names(self.facts.get("plugins"))
+        ]
+        if not alike:
+            return []
+        newest = max(alike, key=lambda e: float(e.get("when") or 0))["facts"]
+        return sorted(k for k in self.facts if newest.get(k) != self.facts[k])
 
     def _update(self, change: Any) -> bool:
         """Read, change and replace the file under its lock. False if that was not possible."""
@@ -215,6 +230,10 @@ def _well_formed(data: dict[str, Any]) -> bool:
             tables(e.get("races")) and isinstance(e.get("when", 0), (int, float)) for e in data["environments"].values()
         )
     )
+
+
+def _names(plugins: Any) -> list[str]:
+    return sorted(plugins) if isinstance(plugins, dict) else []
 
 
 def _age(path: Path) -> float:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .probes import LinearProbe, sliced
+from .probe_base import Probe
 
 #: Rows raced at load time: decode, a short verification, the largest verification, a prompt.
 RACE_ROWS = (1, 4, 16, 64)
@@ -30,6 +30,7 @@ _MIN_CALLS = 20
 SCRATCH_BYTES = 64 << 20
 _MAX_ROUNDS = 5
 _STOCK_BUDGET_S = 0.012
+_OURS_BUDGET_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Timing:
         return {"ours": self.ours, "stock": self.stock, "spread": self.spread, "how": self.how}
 
 
-def race(probe: LinearProbe, modules: Sequence[Any], ours: Callable[..., Any], rows: Sequence[int],
+def race(probe: Probe, modules: Sequence[Any], ours: Callable[..., Any], rows: Sequence[int],
          device: str = "cpu") -> dict[int, Timing]:  # fmt: skip
     """Time `ours(module, *args)` against stock at each number of rows.
 
@@ -72,9 +73,9 @@ def race(probe: LinearProbe, modules: Sequence[Any], ours: Callable[..., Any], r
         run = functools.partial(_run, ours, args)
         mine = _batch_time(run, modules, 1)
         calls = max(_MIN_CALLS, min(200, int(0.002 / max(mine, 1e-7)))) if m <= 16 else 3
-        if mine * calls > 0.2:
-            calls = max(2, int(0.2 / mine))
-        if device == "cpu" and m > STOCK_MAX_ROWS and stock_cost is not None:
+        if mine * calls > _OURS_BUDGET_S:
+            calls = max(2, int(_OURS_BUDGET_S / mine))
+        if probe.proportional and device == "cpu" and m > STOCK_MAX_ROWS and stock_cost is not None:
             times = sorted(_batch_time(run, modules, calls) for _ in range(3))
             spread = (times[2] - times[0]) / times[1]
             result[m] = Timing(times[1], stock_cost * m, spread, "extrapolated")
@@ -89,7 +90,7 @@ def _run(function: Callable[..., Any], args: tuple[Any, ...], module: Any) -> An
     return function(module, *args)
 
 
-def _duel(probe: LinearProbe, modules: Sequence[Any], ours: Callable[..., Any], args: tuple[Any, ...],
+def _duel(probe: Probe, modules: Sequence[Any], ours: Callable[..., Any], args: tuple[Any, ...],
           calls: int) -> Timing:  # fmt: skip
     """ABBA until the answer is clear."""
     stock, factor, stock_calls, how = _stock_runner(probe, modules, args, calls)
@@ -107,6 +108,8 @@ def _duel(probe: LinearProbe, modules: Sequence[Any], ours: Callable[..., Any], 
     if theirs[0] > CLEAR_LEAD * mine[0]:
         run_ours()
         return Timing(statistics.median(mine), theirs[0], _spread(mine), how)
+    if mine[0] > CLEAR_LEAD * theirs[0]:
+        return Timing(mine[0], theirs[0], 0.0, how)
     for _ in range(_MAX_ROUNDS):
         run_stock()
         run_ours()
@@ -118,11 +121,13 @@ def _duel(probe: LinearProbe, modules: Sequence[Any], ours: Callable[..., Any], 
     return timing
 
 
-def _stock_runner(probe: LinearProbe, modules: Sequence[Any], args: tuple[Any, ...], calls: int
+def _stock_runner(probe: Probe, modules: Sequence[Any], args: tuple[Any, ...], calls: int
                   ) -> tuple[Callable[..., Any], float, int, str]:  # fmt: skip
     """(callable, factor, calls, how): stock on the whole layer if that is cheap, else on its first columns."""
     site = probe.site
-    if site.kind in ("linear", "embedding") and site.n > 128:
+    if probe.sliceable and site.n > 128:
+        from .probes import sliced
+
         # A small slice first: one whole call may take seconds and cannot be interrupted.
         part = 64
         slice_of = {id(m): sliced(m, 0, part) for m in modules[:4]}

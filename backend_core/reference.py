@@ -156,16 +156,24 @@ def rounding_bound(y64: np.ndarray, magnitude: np.ndarray, k: int, dtype: str) -
 
 
 def worst_excess(y: np.ndarray, y64: np.ndarray, magnitude: np.ndarray, k: int, dtype: str) -> float:
-    """max |y - y64| / bound: at most 1.0 for the class ``rounding``, inf where y is not a number.
+    """max |y - y64| / rounding_bound: at most 1.0 for the class ``rounding``, inf where y is not a number."""
+    return worst_ratio(y, y64, rounding_bound(y64, magnitude, k, dtype), dtype)
+
+
+def worst_ratio(y: np.ndarray, y64: np.ndarray, bound: np.ndarray, dtype: str) -> float:
+    """max |y - y64| / bound, inf where y is not a number.
 
     A result that the dtype cannot hold may be the infinity of the right sign.
     """
     if y64.size == 0:
         return 0.0
-    bound = rounding_bound(y64, magnitude, k, dtype)
     y = y.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        excess = np.abs(y - y64) / bound
+    worst = float(np.max(excess))
+    if worst <= 1.0:
+        return worst
     largest = _FORMATS[dtype][0]
     may_overflow = np.isinf(y) & (np.sign(y) == np.sign(y64)) & (np.abs(y64) + bound >= largest)
-    with np.errstate(invalid="ignore"):
-        excess = np.where(may_overflow, 0.0, np.abs(y - y64) / bound)
-    return float(np.max(np.where(np.isnan(excess), np.inf, excess)))
+    excess = np.where(may_overflow, 0.0, np.where(np.isnan(excess), np.inf, excess))
+    return float(np.max(excess))

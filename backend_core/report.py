@@ -50,6 +50,8 @@ class Decision:
     site: Site
     buckets: tuple[Bucket, ...]
     losers: tuple[Loser, ...] = ()
+    #: By label of a chosen offer: exactness, bytes_moved, copies, note.
+    details: dict[str, dict[str, Any]] = field(default_factory=dict, compare=False)
 
     @property
     def chosen(self) -> str:
@@ -78,6 +80,7 @@ class Decision:
                  "spread": round(b.spread, 3), "how": b.how}
                 for b in self.buckets
             ],
+            "offers": {label: dict(facts) for label, facts in self.details.items()},
             "losers": [dict(vars(loser)) for loser in self.losers],
         }  # fmt: skip
 

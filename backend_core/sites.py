@@ -240,8 +240,8 @@ class OpSite(Site):
         What exactly, e.g. ``"swiglu"`` or ``"gelu_approx"`` for activations, ``"argmax"`` for logits.
     dims
         Length of the axis the op works along.
-    x_dtype, weight_dtype
-        dtypes of input and of the op's parameters (``""`` if it has none).
+    x_dtype, weight_dtype, out_dtype
+        dtypes of input, of the op's parameters (``""`` if it has none) and of stock's result.
     eps
         For norms.
     rope_base, rope_scale, rope_traditional, rope_dims
@@ -253,6 +253,7 @@ class OpSite(Site):
     dims: int = 0
     x_dtype: str = "float32"
     weight_dtype: str = ""
+    out_dtype: str = "float32"
     eps: float = 0.0
     rope_base: float = 0.0
     rope_scale: float = 1.0
@@ -260,6 +261,10 @@ class OpSite(Site):
     rope_dims: int = 0
 
     hook: ClassVar[str] = "select_op"
+
+    def describe(self) -> str:
+        """Op and size for people: ``"rms_norm 576 float32"``."""
+        return f"{self.op}{f' {self.variant}' if self.variant else ''} {self.dims} {self.x_dtype}"
 
 
 @dataclass(frozen=True)

@@ -219,27 +219,35 @@ def find_moe(model: Any, x_dtype: str = "") -> list[Found]:
 
 
 def find_ops(model: Any, x_dtype: str = "") -> list[Found]:
-    """Norm and rope modules."""
+    """Norm and rope modules. A norm without a weight does not say its width and is left out."""
+    import mlx.core as mx
     import mlx.nn as nn
 
     found = []
+    common: dict[str, Any] = {
+        "device": default_device(),
+        "host": host_of(model),
+        "model_type": model_type_of(model),
+    }
     for path, module in _unique_modules(model):
         cls = stock_class(module)
-        common: dict[str, Any] = {"path": path, "device": default_device(), "host": host_of(model),
-                                  "model_type": model_type_of(model)}  # fmt: skip
-        if cls in (nn.RMSNorm, nn.LayerNorm):
-            weight = module.get("weight")
+        if cls in (nn.RMSNorm, nn.LayerNorm) and module.get("weight") is not None:
+            weight, bias = module["weight"], module.get("bias")
+            x = getattr(mx, x_dtype) if x_dtype else weight.dtype
+            out = mx.result_type(mx.zeros((), x), mx.zeros((), weight.dtype))
+            if bias is not None:
+                out = mx.result_type(mx.zeros((), out), mx.zeros((), bias.dtype))
             site = OpSite(
-                op="rms_norm" if cls is nn.RMSNorm else "layer_norm", eps=float(module.eps),
-                dims=0 if weight is None else weight.shape[-1],
-                weight_dtype="" if weight is None else dtype_name(weight.dtype),
-                x_dtype=x_dtype or ("float32" if weight is None else dtype_name(weight.dtype)), **common,
+                path=path, op="rms_norm" if cls is nn.RMSNorm else "layer_norm", eps=float(module.eps),
+                dims=weight.shape[-1], weight_dtype=dtype_name(weight.dtype), x_dtype=dtype_name(x),
+                out_dtype=dtype_name(out), **common,
             )  # fmt: skip
         elif cls is nn.RoPE:
+            dtype = x_dtype or activations_dtype(model) or "float32"
             site = OpSite(
-                op="rope", dims=module.dims, rope_dims=module.dims, rope_base=float(module.base),
+                path=path, op="rope", dims=module.dims, rope_dims=module.dims, rope_base=float(module.base),
                 rope_scale=float(module.scale), rope_traditional=bool(module.traditional),
-                x_dtype=x_dtype or "float32", **common,
+                x_dtype=dtype, out_dtype=dtype, **common,
             )  # fmt: skip
         else:
             continue

@@ -158,7 +158,6 @@ def run(module: str, arguments: tuple[str, ...]) -> None:
     mlx-accel run mlx_lm.generate --model M --prompt P
     """
     import importlib.util
-    import runpy
 
     from ..integrations import activate
     from ..integrations import arguments as parser_hook
@@ -175,7 +174,10 @@ def run(module: str, arguments: tuple[str, ...]) -> None:
     activate._watch_imports()
     # Given first, so that a --backend of the user's own still wins.
     sys.argv = [module, "--backend", "accel", *arguments]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    command = getattr(importlib.import_module(module), "main", None)
+    if command is None:
+        raise click.UsageError(f"{module} has no main() and is no command")
+    sys.exit(command())
 
 
 @main.group()

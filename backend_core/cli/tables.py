@@ -69,7 +69,9 @@ def print_report(report: Report, *, every: bool = False, stderr: bool = False) -
 def _groups(decisions: list[Decision], every: bool) -> list[list[Decision]]:
     groups: dict[Any, list[Decision]] = {}
     for i, d in enumerate(decisions):
-        key = i if every else (d.site.signature, d.buckets, d.losers)
+        # Reasons may name the layer; equal ones but for that belong together.
+        reasons = tuple((x.offer, x.reason.replace(d.site.path, "")) for x in d.losers)
+        key = i if every else (d.site.signature, d.buckets, reasons)
         groups.setdefault(key, []).append(d)
     return list(groups.values())
 

@@ -22,7 +22,8 @@ def native_checks() -> list[Check]:
                + (" (MLX_ACCEL_THREADS)" if os.environ.get("MLX_ACCEL_THREADS") else "")),
         ]  # fmt: skip
     what, _, mend = state.reason.partition("; ")
-    if not state.build and "without its native module" in state.reason:
+    chosen = "switched off" in state.reason
+    if not state.build and (chosen or "without its native module" in state.reason):
         return [note("native.module", f"absent: {what}; CPU kernels do not run, everything else does", mend)]
     return [fault("native.module", what, mend or "Reinstall mlx-accel for the installed mlx.")]
 

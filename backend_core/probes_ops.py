@@ -1,0 +1,123 @@
+"""Probes of op sites that are modules: norms and rotary embeddings."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from . import reference, reference_ops
+from .errors import VerificationError
+from .offers import Offer
+from .probe_base import Probe, compare, inputs, require_form, require_same_rows
+from .sites import OpSite, itemsize
+
+#: Heads and position at which rotary embeddings are probed.
+HEADS, OFFSET = 3, 1021
+
+
+class OpProbe(Probe):
+    """What ops have in common: one bucket for any number of rows, results shaped like the input."""
+
+    buckets = ((1, None),)
+    site: OpSite
+
+    def __init__(self, site: OpSite) -> None:
+        super().__init__(site)
+        self.row_elements = max(site.dims, 1)
+
+    def args(self, rows: int) -> tuple[Any, ...]:
+        x, _ = inputs(rows, self.site.dims, self.site.x_dtype)
+        return (x.reshape(rows, 1, -1) if rows % 2 and rows < 16 else x.reshape(1, rows, -1),)
+
+    def result_bytes(self, rows: int) -> int:
+        return rows * self.site.dims * itemsize("float32")
+
+    def empty(self, x: Any, *rest: Any) -> Any:
+        import mlx.core as mx
+
+        return mx.zeros(x.shape, getattr(mx, self.site.out_dtype))
+
+    def variant(self, module: Any, x_dtype: str) -> OpSite:
+        return dataclasses.replace(self.site, x_dtype=x_dtype)
+
+    def check(self, offer: Offer, module: Any, results: list[tuple[int, Any]]) -> None:
+        single = None
+        for rows, y in results:
+            args = self.args(rows)
+            require_form(y, tuple(args[0].shape), self.site.out_dtype)
+            x64 = reference.as_numpy(args[0]).astype(np.float64)
+            y64, bound = self.expected(module, x64)
+            y = reference.as_numpy(y)
+            compare(offer, y, y64, bound, self.site.out_dtype, f"rows {rows}")
+            by_rows = self.by_rows(y, rows)
+            require_same_rows(single, by_rows, rows, offer)
+            if rows == 1:
+                single = by_rows
+            if offer.exactness == "bitwise":
+                stock = reference.as_numpy(self.stock(module, *args))
+                if stock.tobytes() != y.tobytes():
+                    raise VerificationError(f"claims stock's bits; rows {rows} differ from stock")
+
+    def expected(self, module: Any, x64: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(float64 result, bound)."""
+        raise NotImplementedError
+
+    def by_rows(self, y: np.ndarray, rows: int) -> np.ndarray:
+        """The result as (rows, elements of a row)."""
+        return y.reshape(rows, -1)
+
+
+class RMSNormProbe(OpProbe):
+    """``nn.RMSNorm``: ``f(x)``."""
+
+    def expected(self, module: Any, x64: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        y64 = reference_ops.rms_norm(x64, _weight(module, "weight"), self.site.eps)
+        return y64, reference_ops.rms_norm_bound(y64, self.site.out_dtype)
+
+
+class LayerNormProbe(OpProbe):
+    """``nn.LayerNorm``: ``f(x)``."""
+
+    def expected(self, module: Any, x64: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        weight, bias = _weight(module, "weight"), _weight(module, "bias")
+        y64 = reference_ops.layer_norm(x64, weight, bias, self.site.eps)
+        return y64, reference_ops.layer_norm_bound(x64, weight, bias, self.site.eps, y64, self.site.out_dtype)
+
+
+class RopeProbe(OpProbe):
+    """``nn.RoPE``: ``f(x, offset)`` with x (batch, heads, rows, features)."""
+
+    def args(self, rows: int) -> tuple[Any, ...]:
+        import mlx.core as mx
+
+        # More features than are rotated, as models with partial rotary embeddings have.
+        features = self.site.rope_dims + 8
+        x = mx.stack([inputs(rows, features, self.site.x_dtype, seed=h)[0] for h in range(HEADS)])[None]
+        # Every input ends at the same position, so that its last row is the same in all of them.
+        return x, OFFSET - rows
+
+    def result_bytes(self, rows: int) -> int:
+        return rows * HEADS * (self.site.rope_dims + 8) * itemsize("float32")
+
+    def expected(self, module: Any, x64: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        s = self.site
+        offset = OFFSET - x64.shape[-2]
+        y64 = reference_ops.rope(x64, s.rope_dims, s.rope_traditional, s.rope_base, s.rope_scale, offset)
+        return y64, reference_ops.rope_bound(x64, y64, s.rope_dims, s.rope_traditional, s.out_dtype)
+
+    def by_rows(self, y: np.ndarray, rows: int) -> np.ndarray:
+        return np.ascontiguousarray(y[0].transpose(1, 0, 2)).reshape(rows, -1)
+
+
+OP_PROBES: dict[str, type[OpProbe]] = {
+    "rms_norm": RMSNormProbe,
+    "layer_norm": LayerNormProbe,
+    "rope": RopeProbe,
+}
+
+
+def _weight(module: Any, name: str) -> np.ndarray | None:
+    value = module.get(name)
+    return None if value is None else reference.as_numpy(value).astype(np.float64)

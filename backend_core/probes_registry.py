@@ -1,0 +1,23 @@
+"""Which probe serves which site."""
+
+from __future__ import annotations
+
+from .probes import LinearProbe, MultiProbe, Probe, SwitchProbe
+from .probes_ops import OP_PROBES
+from .sites import LinearSite, OpSite, Site
+
+_LINEAR: dict[str, type[Probe]] = {
+    "linear": LinearProbe,
+    "embedding": LinearProbe,
+    "switch": SwitchProbe,
+    "multi": MultiProbe,
+}
+
+
+def probe_for(site: Site) -> Probe:
+    """The probe of a site. Raises KeyError for a kind of site that is not installed."""
+    if isinstance(site, LinearSite):
+        return _LINEAR[site.kind](site)
+    if isinstance(site, OpSite):
+        return OP_PROBES[site.op](site)
+    raise KeyError(site.hook)

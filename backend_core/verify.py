@@ -1,0 +1,68 @@
+"""Verification: an offer's results on the real layers, compared with float64 before they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from . import native, race
+from .candidates import Candidate
+from .errors import PluginError, VerificationError
+from .probes import Probe
+from .walk import Found
+
+
+def verify(
+    candidate: Candidate, found: Sequence[Found], probe: Probe, indices: Sequence[int], marker: Any, strict: bool
+) -> None:
+    """Run the offer on the layers `indices` and compare; those where it is wrong are failed.
+
+    marker
+        Context manager factory that is entered around the offer's code (the in-flight marker).
+    strict
+        Raise PluginError at the first fault.
+    """
+    waiting = [i for i in indices if i in candidate.functions and i not in candidate.verified]
+    # As many layers in one evaluation as memory allows.
+    per_layer = sum(probe.result_bytes(rows) for rows, _ in probe.cases(candidate.offer, 0))
+    at_once = max(1, race.SCRATCH_BYTES // max(per_layer, 1))
+    for begin in range(0, len(waiting), at_once):
+        _verify_some(candidate, found, probe, waiting[begin : begin + at_once], marker, strict)
+
+
+def _verify_some(
+    candidate: Candidate, found: Sequence[Found], probe: Probe, indices: Sequence[int], marker: Any, strict: bool
+) -> None:
+    import mlx.core as mx
+
+    results: dict[int, list[tuple[int, Any]]] = {}
+    faults: dict[int, Exception] = {}
+    with marker():
+        for i in indices:
+            try:
+                results[i] = [(rows, candidate.functions[i](*a)) for rows, a in probe.cases(candidate.offer, i)]
+            except Exception as error:
+                faults[i] = error
+        try:
+            mx.eval([y for r in results.values() for _, y in r])
+        except Exception:
+            # One layer's exception hides the others' results.
+            for i, r in results.items():
+                try:
+                    mx.eval([y for _, y in r])
+                except Exception as error:
+                    faults[i] = error
+    kernel_errors = native.take_errors()
+    for i in indices:
+        try:
+            if i in faults:
+                raise faults[i]
+            if kernel_errors:
+                raise VerificationError("; ".join(dict.fromkeys(kernel_errors)))
+            probe.check(candidate.offer, found[i].module, results[i])
+            candidate.verified.add(i)
+        except Exception as error:
+            text = str(error) if isinstance(error, VerificationError) else f"raised {type(error).__name__}: {error}"
+            candidate.fail(i, text)
+            if strict:
+                raise PluginError(f"{candidate.label} at {found[i].site.path}: {text}") from error
