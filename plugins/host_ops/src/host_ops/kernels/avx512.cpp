@@ -1,0 +1,8 @@
+/* The kernels for AVX-512 (F, BW, DQ, VL); this file alone is compiled for it. */
+#include "isa_avx512.h"
+#include "norms_body.h"
+#include "rope_body.h"
+
+namespace host_ops {
+const Bodies kAvx512Bodies = {rms_norm<Avx512>, rope<Avx512>};
+}

@@ -1,0 +1,133 @@
+/* What the files of this library share: the bodies' interface, and the scalar conversions of the half types.
+ *
+ * Everything with a body here has internal linkage. The kernel bodies are compiled once per instruction set; an
+ * inline function with external linkage would be merged by the linker, and the one copy that is kept could be the
+ * one made of instructions this processor lacks.
+ */
+#ifndef HOST_OPS_COMMON_H
+#define HOST_OPS_COMMON_H
+
+#include <accel/kernel.h>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+namespace host_ops {
+
+/* The kernels for one instruction set. Inputs and outputs have been checked (entries.cpp). */
+struct Bodies {
+  void (*rms_norm)(const accel_call*);
+  void (*rope)(const accel_call*);
+};
+
+/* ACCEL_BUILD_* say which files the build could compile (mlx_accel_add_kernels). */
+extern const Bodies kPortableBodies;
+#if defined(ACCEL_BUILD_AVX2)
+extern const Bodies kAvx2Bodies;
+#endif
+#if defined(ACCEL_BUILD_AVX512)
+extern const Bodies kAvx512Bodies;
+#endif
+#if defined(__aarch64__)
+extern const Bodies kNeonBodies;
+#endif
+
+namespace {
+
+/* Elements that are converted at a time: a block of floats stays in the first-level cache. A multiple of all vector
+ * lengths. */
+constexpr int64_t kBlock = 512;
+
+inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+inline uint32_t bits_of(float v) {
+  uint32_t u;
+  memcpy(&u, &v, 4);
+  return u;
+}
+inline float float_of(uint32_t u) {
+  float v;
+  memcpy(&v, &u, 4);
+  return v;
+}
+
+/* Exact. The 15 value bits, read as a float, are the number times 2^-112, subnormal or not. */
+inline float half_to_float(uint16_t h) {
+  const uint32_t sign = (uint32_t)(h & 0x8000u) << 16, body = (uint32_t)(h & 0x7fffu) << 13;
+  if (body >= 0x0f800000u) return float_of(sign | 0x70000000u | body); /* exponent all ones: inf, NaN */
+  return float_of(sign | bits_of(float_of(body) * 5192296858534827628530496329220096.0f /* 2^112 */));
+}
+
+/* Round to nearest, ties to even; too large becomes inf. */
+inline uint16_t float_to_half(float v) {
+  const uint32_t u = bits_of(v), sign = (u >> 16) & 0x8000u, a = u & 0x7fffffffu;
+  if (a > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);
+  if (a >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* 65520 and above */
+  if (a < 0x38800000u) { /* below 2^-14: adding 0.5 makes the unit of the sum 2^-24, and rounds */
+    return (uint16_t)(sign | (bits_of(float_of(a) + 0.5f) - 0x3f000000u));
+  }
+  return (uint16_t)(sign | ((a - 0x38000000u + 0xfffu + ((a >> 13) & 1u)) >> 13));
+}
+
+inline float bfloat_to_float(uint16_t h) { return float_of((uint32_t)h << 16); }
+
+inline uint16_t float_to_bfloat(float v) {
+  const uint32_t u = bits_of(v);
+  if ((u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((u >> 16) | 0x40u); /* NaN stays NaN */
+  return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+}
+
+inline float load_as_float(const void* p, int64_t index, int32_t dtype) {
+  if (dtype == ACCEL_FLOAT32) return ((const float*)p)[index];
+  const uint16_t h = ((const uint16_t*)p)[index];
+  return dtype == ACCEL_FLOAT16 ? half_to_float(h) : bfloat_to_float(h);
+}
+
+/* An array as rows of its last dimension, whose leading dimensions are enumerated in row-major order. */
+struct Rows {
+  const accel_array* array;
+  int64_t n, rows, stride; /* of the last dimension, in elements */
+  bool dense;              /* row-contiguous */
+
+  Rows() = default;
+  explicit Rows(const accel_array* a) : array(a) {
+    n = a->ndim ? a->shape[a->ndim - 1] : 1;
+    stride = a->ndim && n > 1 ? a->strides[a->ndim - 1] : 1;
+    rows = n ? a->size / n : 0;
+    dense = accel_is_row_contiguous(a) != 0;
+  }
+
+  /* Elements from the start of the array to row `row`; `skip` trailing dimensions are part of a row. */
+  int64_t offset(int64_t row, int32_t skip = 1) const {
+    int64_t at = 0;
+    if (dense) {
+      at = row;
+      for (int32_t d = array->ndim > skip ? array->ndim - skip : 0; d < array->ndim; ++d) at *= array->shape[d];
+      return at;
+    }
+    for (int32_t d = array->ndim - 1 - skip; d >= 0; --d) {
+      at += (row % array->shape[d]) * array->strides[d];
+      row /= array->shape[d];
+    }
+    return at;
+  }
+};
+
+/* Runs the callable body(begin, end) over [0, n): on the pool if the work, `elements` in all, is worth waking it,
+ * in pieces of about `piece` elements. */
+template <class Body>
+void run(const accel_call* call, int64_t n, int64_t elements, int64_t piece, int64_t worth, const Body& body) {
+  if (elements < worth || call->threads == 1 || n < 2) {
+    body((int64_t)0, n);
+    return;
+  }
+  const int64_t grain = max64(1, piece / max64(1, elements / n));
+  accel_parallel_for(
+      call, n, grain, [](void* arg, int64_t begin, int64_t end) { (*(const Body*)arg)(begin, end); }, (void*)&body);
+}
+
+}  // namespace
+}  // namespace host_ops
+#endif

@@ -1,0 +1,10 @@
+/* The kernels for 64-bit ARM, where NEON is always there. */
+#if defined(__aarch64__)
+#include "isa_neon.h"
+#include "norms_body.h"
+#include "rope_body.h"
+
+namespace host_ops {
+const Bodies kNeonBodies = {rms_norm<Neon>, rope<Neon>};
+}
+#endif
