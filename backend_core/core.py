@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from . import activations, install, machine, walk, walk_calls
+from .integrations import attention
 from .plugins import PluginHost
 from .policy import Policy
 from .profile import Profile
@@ -20,7 +21,6 @@ from .select import Session
 #: Hooks whose offers this version collects and reports.
 _OTHER_HOOKS = (
     ("fuse_moe", walk.find_moe),
-    ("select_attention", walk_calls.find_attention),
     ("verify_draft", walk_calls.find_drafts),
 )
 #: id(model) -> (weak reference, report, policy, host given by the caller, fingerprint of the stock layers).
@@ -63,7 +63,7 @@ def accelerate(model: Any, policy: Policy | None = None, *, host: PluginHost | N
     report.plugins = [r.as_dict() for r in loaded.all_records()]
     report.seconds = time.perf_counter() - begin
     key = id(model)
-    reference = weakref.ref(model, lambda _: _STATES.pop(key, None))
+    reference = weakref.ref(model, lambda _: _forget(key))
     _STATES[key] = (reference, report, policy, host, _fingerprint(model))
     return report
 
@@ -81,6 +81,8 @@ def _select(model: Any, policy: Policy, host: PluginHost, report: Report) -> Non
         sites = walk.find_linears(model, x_dtype)
         if host.implements("select_op"):
             sites += walk.find_ops(model, x_dtype)
+        if host.implements("select_attention"):
+            sites += walk_calls.find_attention(model, x_dtype)
         chosen = session.modules(sites)
         report.decisions = [decision for _, decision, _ in chosen]
         for hook, find in _OTHER_HOOKS:
@@ -105,7 +107,11 @@ def _select(model: Any, policy: Policy, host: PluginHost, report: Report) -> Non
     done: list[Any] = []
     try:
         for found, _, slot in chosen:
-            if slot is not None:
+            if slot is None:
+                continue
+            if found.module is None:
+                attention.install(slot, id(model))
+            else:
                 done.append(found.module)
                 install.install(found.module, slot)
         for module in cast:
@@ -118,6 +124,7 @@ def _select(model: Any, policy: Policy, host: PluginHost, report: Report) -> Non
     except BaseException:
         for module in done:
             install.uninstall(module)
+        attention.uninstall(id(model))
         raise
     if cast:
         report.note(activations.kv_note(model))
@@ -128,7 +135,7 @@ def restore(model: Any) -> int:
 
     Works on any model that holds accelerated layers, whoever accelerated them.
     """
-    count = sum(install.uninstall(module) for module in _modules(model))
+    count = sum(install.uninstall(module) for module in _modules(model)) + attention.uninstall(id(model))
     _STATES.pop(id(model), None)
     return count
 
@@ -171,6 +178,12 @@ def _state(model: Any) -> tuple[Report, Policy, PluginHost | None, tuple[Any, ..
     if entry is None or entry[0]() is not model:
         return None
     return entry[1:]
+
+
+def _forget(key: int) -> None:
+    """A model is gone: so are its report and its attention routes."""
+    _STATES.pop(key, None)
+    attention.uninstall(key)
 
 
 def _fingerprint(model: Any) -> tuple[Any, ...]:

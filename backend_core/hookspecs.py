@@ -70,7 +70,9 @@ def select_attention(site: AttentionSite) -> Offer | list[Offer] | None:
 
     ``offer.build(None)`` returns ``f(queries, keys, values, cache, scale, mask, sinks)`` with the meaning of
     ``mlx_lm.models.base.scaled_dot_product_attention``: queries (B, n_heads, L, head_dim), keys and values
-    (B, n_kv_heads, S, …) or their quantized triples, result (B, n_heads, L, value_dim).
+    (B, n_kv_heads, S, …), often slices of larger buffers, result (B, n_heads, L, value_dim) in the queries' dtype.
+    mask is None, ``"causal"``, a bool array (True: visible) or an additive one. What it does not serve it answers
+    with NotImplemented, and stock runs. ``Offer.rows`` is its range of L.
     """
 
 

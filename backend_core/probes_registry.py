@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from .probes import LinearProbe, MultiProbe, Probe, SwitchProbe
+from .probes_attention import AttentionProbe
 from .probes_ops import OP_PROBES
-from .sites import LinearSite, OpSite, Site
+from .sites import AttentionSite, LinearSite, OpSite, Site
 
 _LINEAR: dict[str, type[Probe]] = {
     "linear": LinearProbe,
@@ -20,4 +21,6 @@ def probe_for(site: Site) -> Probe:
         return _LINEAR[site.kind](site)
     if isinstance(site, OpSite):
         return OP_PROBES[site.op](site)
+    if isinstance(site, AttentionSite):
+        return AttentionProbe(site)
     raise KeyError(site.hook)

@@ -15,10 +15,12 @@ from . import decide, race
 from .candidates import Candidate
 from .errors import PluginError
 from .install import Slot
+from .integrations.attention import AttentionSlot
 from .offers import Offer
 from .plugins import PluginHost
 from .policy import Policy
-from .probes import Probe
+from .probe_base import Probe
+from .probes_attention import AttentionProbe
 from .probes_registry import probe_for
 from .profile import Profile
 from .race import Timing
@@ -26,7 +28,7 @@ from .report import STOCK, Bucket, Decision, Loser, Report
 from .verify import verify
 from .walk import Found
 
-Outcome = tuple[Found, Decision, "Slot | None"]
+Outcome = tuple[Found, Decision, Any]
 
 
 class Session:
@@ -100,9 +102,14 @@ class Session:
             slot = None
             if any(winners):
                 small, large = (w.functions[i] if w else None for w in (winners[0], winners[-1]))
-                slot = Slot(f.module, self.report, probe, small, large, self.late)
+                slot = self._slot(f.module, probe, small, large)
             outcomes.append((f, decision, slot))
         return outcomes
+
+    def _slot(self, module: Any, probe: Probe, small: Any, large: Any) -> Any:
+        if isinstance(probe, AttentionProbe):
+            return AttentionSlot(self.report, probe, small, large)
+        return Slot(module, self.report, probe, small, large, self.late)
 
     def _settle(self, found: list[Found], probe: Probe, candidates: list[Candidate], refusals: list[list[Loser]]
                 ) -> list[tuple[Decision, list[Candidate | None]]]:  # fmt: skip
@@ -185,7 +192,7 @@ class Session:
         import mlx.core as mx
 
         modules = [found[i].module for i in c.functions]
-        slots = {id(found[i].module): Slot(found[i].module, self.report, probe, f, f) for i, f in c.functions.items()}
+        slots = {id(found[i].module): self._slot(found[i].module, probe, f, f) for i, f in c.functions.items()}
 
         def ours(module: Any, *args: Any) -> Any:
             return slots[id(module)].call(module, *args)

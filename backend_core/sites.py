@@ -123,16 +123,17 @@ class LinearSite(Site):
 
 @dataclass(frozen=True)
 class AttentionSite(Site):
-    """A scaled dot-product attention call shape.
+    """A scaled dot-product attention call shape. Rows are query positions (L).
 
     n_heads, n_kv_heads, head_dim, value_dim
         Queries are (B, n_heads, L, head_dim), keys (B, n_kv_heads, S, head_dim), values (…, value_dim).
     q_len
-        L where it is fixed by the caller (1 in decode), else 0.
+        L where it is fixed by the caller, else 0: the offer's rows are its range of L.
     q_dtype, kv_dtype
         dtypes of queries and of the cache.
     mask
-        ``"none"``, ``"causal"``, ``"bool"`` or ``"additive"``.
+        ``"none"``, ``"causal"``, ``"bool"``, ``"additive"``, or ``"any"``: the callable gets whatever comes and may
+        return NotImplemented, in which case stock runs.
     window
         Sliding-window length in tokens, 0 for full attention.
     has_sinks
@@ -161,6 +162,11 @@ class AttentionSite(Site):
     scale: float = 1.0
 
     hook: ClassVar[str] = "select_attention"
+
+    def describe(self) -> str:
+        """Shape for people: ``"attention 9/3 heads of 64 float32"``."""
+        sinks = " sinks" if self.has_sinks else ""
+        return f"attention {self.n_heads}/{self.n_kv_heads} heads of {self.head_dim} {self.kv_dtype}{sinks}"
 
 
 @dataclass(frozen=True)

@@ -14,18 +14,20 @@ from .walk import Found, activations_dtype, host_of, model_type_of
 
 _HEADS = ("n_heads", "num_heads", "num_attention_heads")
 _KV_HEADS = ("n_kv_heads", "num_kv_heads", "num_key_value_heads")
-_WINDOWS = ("sliding_window", "window_size")
 #: Largest block that mlx-lm and mlx-vlm verify at once.
 MAX_DRAFT = 16
 
 
 def find_attention(model: Any, x_dtype: str = "") -> list[Found]:
-    """One site per distinct attention shape and phase: decode (q_len 1, no mask) and prompt (causal)."""
+    """One site per distinct attention shape; decode and prompts are its ranges of rows.
+
+    Empty for models that are not mlx-lm's or mlx-vlm's, since it is their attention function that is routed.
+    """
+    host = host_of(model)
+    if not host:
+        return []
     dtype = x_dtype or activations_dtype(model) or "float32"
-    common: dict[str, Any] = {"device": default_device(), "host": host_of(model), "model_type": model_type_of(model),
-              "q_dtype": dtype, "kv_dtype": dtype, "cache": "KVCache"}  # fmt: skip
-    found: dict[AttentionSite, Found] = {}
-    seen: set[tuple[Any, ...]] = set()
+    found: dict[tuple[Any, ...], Found] = {}
     for path, module in model.named_modules():
         heads = _first(module, _HEADS)
         scale = getattr(module, "scale", getattr(module, "sm_scale", None))
@@ -33,21 +35,18 @@ def find_attention(model: Any, x_dtype: str = "") -> list[Found]:
             continue
         kv_heads = _first(module, _KV_HEADS) or heads
         head_dim = _head_dim(module, heads, kv_heads)
-        if not head_dim:
+        # An own value width is that of MLA, whose calls have other shapes than the module's attributes say.
+        if not head_dim or heads % kv_heads or _first(module, ("v_head_dim",)):
             continue
-        window = _first(module, _WINDOWS) if getattr(module, "is_sliding", True) else 0
         sinks = module.get("sinks") is not None
-        shape = (heads, kv_heads, head_dim, float(scale), window, sinks)
-        if shape in seen:
-            continue
-        seen.add(shape)
-        for q_len, mask in ((1, "none"), (0, "causal")):
+        shape = (heads, kv_heads, head_dim, float(scale), sinks)
+        if shape not in found:
             site = AttentionSite(
-                path=f"{path}[{'decode' if q_len else 'prompt'}]", n_heads=heads, n_kv_heads=kv_heads,
-                head_dim=head_dim, value_dim=head_dim, q_len=q_len, mask=mask, window=window or 0,
-                has_sinks=sinks, scale=float(scale), **common,
+                path=f"{path}[attention]", device=default_device(), host=host, model_type=model_type_of(model),
+                n_heads=heads, n_kv_heads=kv_heads, head_dim=head_dim, value_dim=head_dim, mask="any",
+                q_dtype=dtype, kv_dtype=dtype, has_sinks=sinks, scale=float(scale),
             )  # fmt: skip
-            found[site] = Found(site, None)
+            found[shape] = Found(site, None)
     return list(found.values())
 
 

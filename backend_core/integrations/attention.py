@@ -1,0 +1,112 @@
+"""Attention: one route per host package, from its one attention function to the offers that were chosen.
+
+A hundred model files hold ``scaled_dot_product_attention`` by name, so the function object stays and its code
+is replaced: by a call of :func:`route`. Which offer serves a call is a look-up by shape and dtype. Models that
+were not accelerated never put an entry there; while no model is accelerated the function has its own code.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+from ..probes_attention import AttentionProbe
+from ..report import Report
+
+_ROUTE, _STOCK = "_accel_route", "_accel_stock_attention"
+#: key -> [(owner, small, large)], the last entry serves.
+_table: dict[tuple[Any, ...], list[tuple[int, Callable[..., Any] | None, Callable[..., Any] | None]]] = {}
+
+
+def scaled_dot_product_attention(queries, keys, values, cache, scale, mask, sinks=None):
+    """Runs with the globals of the host's models.base."""
+    return _accel_route(queries, keys, values, cache, scale, mask, sinks)  # type: ignore[name-defined]  # noqa: F821
+
+
+class AttentionSlot:
+    """The chosen callables of one attention shape; what :class:`backend_core.install.Slot` is for modules."""
+
+    def __init__(self, report: Report, probe: AttentionProbe, small: Callable[..., Any] | None,
+                 large: Callable[..., Any] | None) -> None:  # fmt: skip
+        self.report, self.probe, self.small, self.large = report, probe, small, large
+
+    def call(self, module: Any, queries: Any, *rest: Any) -> Any:
+        function = self.small if queries.shape[-2] <= 16 else self.large
+        y = self.probe.stock(module, queries, *rest) if function is None else function(queries, *rest)
+        return self.probe.stock(module, queries, *rest) if y is NotImplemented else y
+
+
+def key_of(host: str, queries: Any, keys: Any, values: Any, sinks: Any) -> tuple[Any, ...]:
+    """What a call is looked up by."""
+    _, n_heads, _, head_dim = queries.shape
+    return (host, n_heads, keys.shape[1], head_dim, values.shape[3], queries.dtype, keys.dtype, values.dtype,
+            sinks is not None)  # fmt: skip
+
+
+def install(slot: AttentionSlot, owner: int) -> None:
+    """Route calls of the slot's shape to it, on behalf of the model with id `owner`."""
+    import mlx.core as mx
+
+    s = slot.probe.site
+    q, kv = getattr(mx, s.q_dtype), getattr(mx, s.kv_dtype)
+    key = (s.host, s.n_heads, s.n_kv_heads, s.head_dim, s.value_dim, q, kv, kv, s.has_sinks)
+    _table.setdefault(key, []).append((owner, slot.small, slot.large))
+    _hook(s.host)
+
+
+def uninstall(owner: int) -> int:
+    """Remove the entries of a model; the hosts' functions get their code back with the last one."""
+    count = 0
+    for key in list(_table):
+        kept = [entry for entry in _table[key] if entry[0] != owner]
+        count += len(_table[key]) - len(kept)
+        if kept:
+            _table[key] = kept
+        else:
+            del _table[key]
+    for host in {"mlx_lm", "mlx_vlm"} - {key[0] for key in _table}:
+        _unhook(host)
+    return count
+
+
+def stock_function(host: str) -> Callable[..., Any]:
+    """The host's own attention function, also while it is routed."""
+    module = sys.modules[f"{host}.models.base"]
+    return getattr(module, _STOCK, None) or module.scaled_dot_product_attention  # type: ignore[no-any-return]
+
+
+def _hook(host: str) -> None:
+    module: Any = sys.modules.get(f"{host}.models.base")
+    function = getattr(module, "scaled_dot_product_attention", None)
+    if not isinstance(function, types.FunctionType) or function.__closure__ or hasattr(module, _STOCK):
+        return
+    stock = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
+    setattr(module, _STOCK, stock)
+
+    def route(queries: Any, keys: Any, values: Any, cache: Any, scale: Any, mask: Any, sinks: Any) -> Any:
+        # Quantized caches hand over tuples.
+        if type(keys) is tuple or hasattr(cache, "bits") or queries.size == 0 or keys.size == 0:
+            return stock(queries, keys, values, cache, scale, mask, sinks)
+        entries = _table.get(key_of(host, queries, keys, values, sinks))
+        if entries is not None:
+            _, small, large = entries[-1]
+            function = small if queries.shape[2] <= 16 else large
+            if function is not None:
+                y = function(queries, keys, values, cache, scale, mask, sinks)
+                if y is not NotImplemented:
+                    return y
+        return stock(queries, keys, values, cache, scale, mask, sinks)
+
+    setattr(module, _ROUTE, route)
+    function.__code__ = scaled_dot_product_attention.__code__
+
+
+def _unhook(host: str) -> None:
+    module: Any = sys.modules.get(f"{host}.models.base")
+    stock = getattr(module, _STOCK, None)
+    if stock is not None:
+        module.scaled_dot_product_attention.__code__ = stock.__code__
+        delattr(module, _STOCK)
+        delattr(module, _ROUTE)
