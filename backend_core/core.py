@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from . import activations, install, machine, walk, walk_calls
-from .integrations import attention
+from .integrations import calls
 from .plugins import PluginHost
 from .policy import Policy
 from .profile import Profile
@@ -80,7 +80,7 @@ def _select(model: Any, policy: Policy, host: PluginHost, report: Report) -> Non
     try:
         sites = walk.find_linears(model, x_dtype)
         if host.implements("select_op"):
-            sites += walk.find_ops(model, x_dtype)
+            sites += walk.find_ops(model, x_dtype) + walk_calls.find_functions(model, x_dtype)
         if host.implements("select_attention"):
             sites += walk_calls.find_attention(model, x_dtype)
         chosen = session.modules(sites)
@@ -110,7 +110,7 @@ def _select(model: Any, policy: Policy, host: PluginHost, report: Report) -> Non
             if slot is None:
                 continue
             if found.module is None:
-                attention.install(slot, id(model))
+                calls.install(slot, id(model))
             else:
                 done.append(found.module)
                 install.install(found.module, slot)
@@ -124,7 +124,7 @@ def _select(model: Any, policy: Policy, host: PluginHost, report: Report) -> Non
     except BaseException:
         for module in done:
             install.uninstall(module)
-        attention.uninstall(id(model))
+        calls.uninstall(id(model))
         raise
     if cast:
         report.note(activations.kv_note(model))
@@ -135,7 +135,7 @@ def restore(model: Any) -> int:
 
     Works on any model that holds accelerated layers, whoever accelerated them.
     """
-    count = sum(install.uninstall(module) for module in _modules(model)) + attention.uninstall(id(model))
+    count = sum(install.uninstall(module) for module in _modules(model)) + calls.uninstall(id(model))
     _STATES.pop(id(model), None)
     return count
 
@@ -181,9 +181,9 @@ def _state(model: Any) -> tuple[Report, Policy, PluginHost | None, tuple[Any, ..
 
 
 def _forget(key: int) -> None:
-    """A model is gone: so are its report and its attention routes."""
+    """A model is gone: so are its report and what was routed for it."""
     _STATES.pop(key, None)
-    attention.uninstall(key)
+    calls.uninstall(key)
 
 
 def _fingerprint(model: Any) -> tuple[Any, ...]:

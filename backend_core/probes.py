@@ -68,12 +68,9 @@ class LinearProbe(Probe):
             size = max(rows, MOST_ROWS)
             if size not in known:
                 _, x64 = inputs(size, site.k, site.x_dtype)
-                known[size] = tuple(
-                    (y64, reference.rounding_bound(y64, magnitude, site.k, site.out_dtype))
-                    for y64, magnitude in (
-                        ref.product(x64[-1:]),
-                        ref.product(x64[list(SAMPLED_ROWS)], tail_begin, site.n),
-                    )
+                known[size] = (
+                    self._expected(*ref.product(x64[-1:])),
+                    self._expected(*ref.product(x64[list(SAMPLED_ROWS)], tail_begin, site.n)),
                 )
             (last, last_bound), (tail, tail_bound) = known[size]
             compare(offer, y[-1:], last, last_bound, site.out_dtype, f"rows {rows}, last row")
@@ -87,6 +84,10 @@ class LinearProbe(Probe):
                 single = y
         if offer.exactness == "bitwise":
             self._check_bits(module, results)
+
+    def _expected(self, y64: np.ndarray, magnitude: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(result, bound)."""
+        return y64, reference.rounding_bound(y64, magnitude, self.site.k, self.site.out_dtype)
 
     def _check_bits(self, module: Any, results: list[tuple[int, Any]]) -> None:
         # Stock is slow in half precision on the CPU: the first and last columns at few rows.

@@ -88,10 +88,9 @@ class AttentionProbe(Probe):
                 raise VerificationError(f"does not serve {self._form(args)} masks at {rows} rows")
             require_form(y, (1, s.n_heads, rows, s.value_dim), s.q_dtype)
             q, k, v, _, scale, mask, sinks = args
-            y64, bound = reference_ops.attention(
-                *(reference.as_numpy(a).astype(np.float64) for a in (q, k, v)), float(scale), _as_mask(mask),
-                None if sinks is None else reference.as_numpy(sinks).astype(np.float64), s.q_dtype,
-            )  # fmt: skip
+            q64, k64, v64 = (reference.as_numpy(a).astype(np.float64) for a in (q, k, v))
+            sinks64 = None if sinks is None else reference.as_numpy(sinks).astype(np.float64)
+            y64, bound = reference_ops.attention(q64, k64, v64, float(scale), _as_mask(mask), sinks64, s.q_dtype)
             y = reference.as_numpy(y)
             compare(offer, y, y64, bound, s.q_dtype, f"rows {rows}, mask {self._form(args)}")
             by_rows = np.ascontiguousarray(y[0].transpose(1, 0, 2)).reshape(rows, -1)

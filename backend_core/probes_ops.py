@@ -47,8 +47,7 @@ class OpProbe(Probe):
         for rows, y in results:
             args = self.args(rows)
             require_form(y, tuple(args[0].shape), self.site.out_dtype)
-            x64 = reference.as_numpy(args[0]).astype(np.float64)
-            y64, bound = self.expected(module, x64)
+            y64, bound = self.expected_from(module, args)
             y = reference.as_numpy(y)
             compare(offer, y, y64, bound, self.site.out_dtype, f"rows {rows}")
             by_rows = self.by_rows(y, rows)
@@ -60,8 +59,12 @@ class OpProbe(Probe):
                 if stock.tobytes() != y.tobytes():
                     raise VerificationError(f"claims stock's bits; rows {rows} differ from stock")
 
+    def expected_from(self, module: Any, args: tuple[Any, ...]) -> tuple[np.ndarray, np.ndarray]:
+        """(float64 result, bound) of a call."""
+        return self.expected(module, reference.as_numpy(args[0]).astype(np.float64))
+
     def expected(self, module: Any, x64: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(float64 result, bound)."""
+        """(float64 result, bound) for an input in float64."""
         raise NotImplementedError
 
     def by_rows(self, y: np.ndarray, rows: int) -> np.ndarray:
@@ -111,10 +114,32 @@ class RopeProbe(OpProbe):
         return np.ascontiguousarray(y[0].transpose(1, 0, 2)).reshape(rows, -1)
 
 
+class FunctionProbe(OpProbe):
+    """A function of a host that models hold by name; its site has no module."""
+
+    def stock(self, module: Any, *args: Any) -> Any:
+        from .integrations.functions import stock_function
+
+        return stock_function(self.site.host, self.site.variant)(*args)
+
+    def args(self, rows: int) -> tuple[Any, ...]:
+        pair = [inputs(rows, self.site.dims, self.site.x_dtype, seed=s)[0] for s in (0, 1)]
+        return tuple(x.reshape(1, rows, -1) for x in pair)
+
+    def variant(self, module: Any, x_dtype: str) -> Any:
+        return None
+
+    def expected_from(self, module: Any, args: tuple[Any, ...]) -> tuple[np.ndarray, np.ndarray]:
+        gate, x = (reference.as_numpy(a).astype(np.float64) for a in args)
+        y64 = reference_ops.swiglu(gate, x)
+        return y64, reference_ops.swiglu_bound(gate, y64, self.site.out_dtype)
+
+
 OP_PROBES: dict[str, type[OpProbe]] = {
     "rms_norm": RMSNormProbe,
     "layer_norm": LayerNormProbe,
     "rope": RopeProbe,
+    "activation": FunctionProbe,
 }
 
 

@@ -74,6 +74,20 @@ def _pairs(x: np.ndarray, dims: int, traditional: bool) -> tuple[np.ndarray, np.
     return x[..., : dims // 2], x[..., dims // 2 : dims]
 
 
+def swiglu(gate: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """silu(gate) * x."""
+    return gate / (1.0 + np.exp(-gate)) * x
+
+
+def swiglu_bound(gate: np.ndarray, y64: np.ndarray, dtype: str) -> np.ndarray:
+    """1 ulp + (8 + 2 |gate|) 2^-24 |y| + 2^-120.
+
+    An exponential, a quotient and two products; the exponential's relative error grows with its argument, since
+    the argument is split in float32. 2^-120 is for where it underflows.
+    """
+    return ulp(y64, dtype) + (8 + 2 * np.abs(gate)) * _EPS * np.abs(y64) + 2.0**-120
+
+
 def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, mask: object, sinks: np.ndarray | None,
               dtype: str) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """(result, bound) of scaled dot-product attention.

@@ -16,11 +16,13 @@ from .candidates import Candidate
 from .errors import PluginError
 from .install import Slot
 from .integrations.attention import AttentionSlot
+from .integrations.functions import FunctionSlot
 from .offers import Offer
 from .plugins import PluginHost
 from .policy import Policy
 from .probe_base import Probe
 from .probes_attention import AttentionProbe
+from .probes_ops import FunctionProbe
 from .probes_registry import probe_for
 from .profile import Profile
 from .race import Timing
@@ -109,6 +111,8 @@ class Session:
     def _slot(self, module: Any, probe: Probe, small: Any, large: Any) -> Any:
         if isinstance(probe, AttentionProbe):
             return AttentionSlot(self.report, probe, small, large)
+        if isinstance(probe, FunctionProbe):
+            return FunctionSlot(self.report, probe, small)
         return Slot(module, self.report, probe, small, large, self.late)
 
     def _settle(self, found: list[Found], probe: Probe, candidates: list[Candidate], refusals: list[list[Loser]]

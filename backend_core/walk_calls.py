@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from .machine import default_device
-from .sites import AttentionSite, DraftSite
+from .sites import AttentionSite, DraftSite, OpSite
 from .walk import Found, activations_dtype, host_of, model_type_of
 
 _HEADS = ("n_heads", "num_heads", "num_attention_heads")
@@ -80,3 +80,29 @@ def _head_dim(module: Any, heads: int, kv_heads: int) -> int:
     projection = module.get("k_proj")
     weight = projection.get("weight") if projection is not None and hasattr(projection, "get") else None
     return weight.shape[0] // kv_heads if weight is not None and weight.ndim == 2 else 0
+
+
+def find_functions(model: Any, x_dtype: str = "") -> list[Found]:
+    """Functions between the layers that this model's modules hold by name: gated activations."""
+    import sys
+
+    from .integrations import functions
+
+    host = host_of(model)
+    defined_in = {type(m).__module__ for _, m in model.named_modules()}
+    found = []
+    for (owner, variant), (module, _) in functions.FUNCTIONS.items():
+        if owner != host or module not in sys.modules:
+            continue
+        if defined_in.isdisjoint(name for name, _ in functions.users(host, variant)):
+            continue
+        dtype = x_dtype or activations_dtype(model) or "float32"
+        config = getattr(model, "args", None) or getattr(model, "config", None)
+        width = getattr(config, "intermediate_size", 0)
+        site = OpSite(
+            path=f"{variant}()", op="activation", variant=variant, x_dtype=dtype, out_dtype=dtype, host=host,
+            dims=width if isinstance(width, int) and width > 0 else 1024, device=default_device(),
+            model_type=model_type_of(model),
+        )  # fmt: skip
+        found.append(Found(site, None))
+    return found

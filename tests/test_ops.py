@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
@@ -99,7 +101,7 @@ def test_wrong_ops_stay_stock_and_say_why() -> None:
     model = tiny_models.build("llama")
     report = accelerate(model, DETERMINISTIC, host=toys.host(DETERMINISTIC, p=op_plugin(1 + 1e-5)))
     for d in report.decisions:
-        if d.site.hook == "select_op":
+        if d.site.hook == "select_op" and d.site.op != "activation":
             assert d.chosen == STOCK
             assert "times the rounding bound" in d.losers[0].reason, d.losers
 
@@ -108,7 +110,7 @@ def test_wrong_ops_stay_stock_and_say_why() -> None:
 def test_ops_in_half_precision_round_once(dtype) -> None:
     model = tiny_models.build("llama", dtype=dtype)
     report = accelerate(model, DETERMINISTIC, host=toys.host(DETERMINISTIC, p=op_plugin()))
-    norms = [d for d in report.decisions if d.site.hook == "select_op"]
+    norms = [d for d in report.decisions if d.site.hook == "select_op" and d.site.op != "activation"]
     assert {d.chosen for d in norms} == {"p/toy"} and {d.site.out_dtype for d in norms} == {dtype}
 
 
@@ -127,8 +129,57 @@ def test_a_position_per_sequence_goes_to_stock() -> None:
 def test_ops_race_against_stock_at_every_number_of_rows() -> None:
     model = tiny_models.build("llama")
     report = accelerate(model, Policy(activations="model"), host=toys.host(p=op_plugin()))
-    raced = [d for d in report.decisions if d.site.hook == "select_op"]
+    raced = [d for d in report.decisions if d.site.hook == "select_op" and d.site.op != "activation"]
     assert {d.site.op for d in raced} == {"rms_norm", "rope"}
     for d in raced:
         assert d.losers  # stock lost or the toy did, with a ratio
         assert "x" in d.losers[-1].reason
+
+
+def swiglu_plugin(factor: float = 1.0):
+    def select_op(site):
+        if (site.op, site.variant) != ("activation", "swiglu"):
+            return None
+
+        def build(module):
+            assert module is None
+
+            def swiglu(gate, x):
+                g = gate.astype(mx.float32)
+                return ((g * mx.sigmoid(g)) * x.astype(mx.float32) * factor).astype(gate.dtype)
+
+            return swiglu
+
+        return Offer("toy", build, row_invariant=True)
+
+    return toys.module_with(select_op=select_op)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
+def test_gated_activations_are_rebound_and_given_back(name) -> None:
+    model = tiny_models.build(name, bits=4)
+    activations = importlib.import_module("mlx_lm.models.activations")
+    users = [importlib.import_module(f"mlx_lm.models.{name}"), activations]
+    stock = activations.swiglu
+    want = tiny_models.logits(model)
+    report = accelerate(model, DETERMINISTIC, host=toys.host(DETERMINISTIC, p=swiglu_plugin()))
+    [decision] = [d for d in report.decisions if d.chosen == "p/toy"]
+    assert decision.site.variant == "swiglu"
+    assert all(u.swiglu is not stock for u in users) and users[0].swiglu is users[1].swiglu
+    close(tiny_models.logits(model), want)
+    # What was not decided for goes to stock: other dtypes, broadcast arguments, keywords.
+    a, b = mx.ones((2, 4), mx.float16), mx.ones((1, 4))
+    for x, y in ((a, a), (b, a), (b, mx.ones((2, 4)))):
+        assert mx.array_equal(activations.swiglu(x, y), stock(x, y))
+    assert activations.swiglu(mx.zeros((0, 4)), mx.zeros((0, 4))).shape == (0, 4)
+    assert restore(model) == 1
+    assert all(u.swiglu is stock for u in users)
+    for x, y in zip(tiny_models.logits(model), want, strict=True):
+        assert mx.array_equal(x, y)
+
+
+def test_wrong_activations_stay_stock() -> None:
+    model = tiny_models.build("llama")
+    report = accelerate(model, DETERMINISTIC, host=toys.host(DETERMINISTIC, p=swiglu_plugin(1 + 1e-5)))
+    [decision] = [d for d in report.decisions if d.site.hook == "select_op" and d.site.op == "activation"]
+    assert decision.chosen == STOCK and "rounding bound" in decision.losers[0].reason
