@@ -1,0 +1,144 @@
+/* What one call is about, in the form the kernels want it, and the scalar conversions of the half types.
+ *
+ * Everything here has internal linkage. The kernel bodies are compiled once per instruction set; an inline
+ * function with external linkage would be merged by the linker, and the one copy that is kept could be the one
+ * made of instructions this processor lacks.
+ */
+#ifndef CIDER_SDPA_PROBLEM_H
+#define CIDER_SDPA_PROBLEM_H
+
+#include <accel/kernel.h>
+#include <stdint.h>
+#include <string.h>
+
+namespace cider {
+
+enum MaskKind { kNoMask = 0, kCausal = 1, kArray = 2 };
+
+/* A tensor (batch, head, position, element) with strides in elements. */
+struct Tensor {
+  const void* data;
+  int64_t stride[4];
+  int32_t dtype;
+};
+
+/* y = softmax(scale * q @ k.T (+ mask), sinks) @ v, validated. No dimension is 0 but possibly `keys`; the stride of
+ * the last dimension of k and v is 1. */
+struct Problem {
+  const accel_call* call;
+  int64_t batch, heads, kv_heads, group; /* group: query heads per KV head */
+  int64_t rows, keys, depth, width;      /* L, S, D, Dv */
+  float scale;
+  Tensor q, k, v, mask; /* mask: bool or float, strides 0 where it is broadcast; only for kArray */
+  MaskKind kind;
+  const accel_array* sinks; /* (heads,) or NULL */
+  void* y;                  /* (batch, heads, rows, width) row-contiguous */
+  int32_t y_dtype;
+};
+
+/* The most rows of the family whose rows do not depend on each other; more rows go to the blocked kernel. */
+constexpr int64_t kSmallRows = 16;
+
+/* Bodies for one instruction set. */
+struct Bodies {
+  void (*small)(const Problem&); /* 1..kSmallRows rows */
+  void (*large)(const Problem&); /* any number of rows */
+};
+
+/* ACCEL_BUILD_* say which files the build could compile (mlx_accel_add_kernels). */
+extern const Bodies kPortableBodies;
+#if defined(ACCEL_BUILD_AVX2)
+extern const Bodies kAvx2Bodies;
+#endif
+#if defined(ACCEL_BUILD_AVX512)
+extern const Bodies kAvx512Bodies;
+#endif
+#if defined(__aarch64__)
+extern const Bodies kNeonBodies;
+#endif
+
+namespace {
+
+constexpr float kInf = __builtin_inff();
+
+/* How keys and values are stored. */
+struct F32 {
+  using Element = float;
+};
+struct F16 {
+  using Element = uint16_t;
+};
+struct BF16 {
+  using Element = uint16_t;
+};
+
+inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+
+inline uint32_t bits_of(float v) {
+  uint32_t u;
+  memcpy(&u, &v, 4);
+  return u;
+}
+inline float float_of(uint32_t u) {
+  float v;
+  memcpy(&v, &u, 4);
+  return v;
+}
+
+/* Exact. Subnormals and normals alike are made by the multiplication: the 15 value bits, read as a float, are
+ * the number times 2^-112. */
+inline float half_to_float(uint16_t h) {
+  const uint32_t sign = (uint32_t)(h & 0x8000u) << 16, body = (uint32_t)(h & 0x7fffu) << 13;
+  if (body >= 0x0f800000u) return float_of(sign | 0x70000000u | body); /* exponent all ones: inf, NaN */
+  return float_of(sign | bits_of(float_of(body) * 5192296858534827628530496329220096.0f /* 2^112 */));
+}
+
+/* Round to nearest, ties to even; too large becomes inf. */
+inline uint16_t float_to_half(float v) {
+  const uint32_t u = bits_of(v), sign = (u >> 16) & 0x8000u, a = u & 0x7fffffffu;
+  if (a > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);
+  if (a >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* 65520 and above */
+  if (a < 0x38800000u) { /* below 2^-14: adding 0.5 makes the unit of the sum 2^-24, and rounds */
+    return (uint16_t)(sign | (bits_of(float_of(a) + 0.5f) - 0x3f000000u));
+  }
+  return (uint16_t)(sign | ((a - 0x38000000u + 0xfffu + ((a >> 13) & 1u)) >> 13));
+}
+
+inline float bfloat_to_float(uint16_t h) { return float_of((uint32_t)h << 16); }
+
+inline uint16_t float_to_bfloat(float v) {
+  const uint32_t u = bits_of(v);
+  if ((u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((u >> 16) | 0x40u); /* NaN stays NaN */
+  return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+}
+
+inline float to_float(F32, float v) { return v; }
+inline float to_float(F16, uint16_t v) { return half_to_float(v); }
+inline float to_float(BF16, uint16_t v) { return bfloat_to_float(v); }
+
+inline float load_as_float(const void* p, int64_t index, int32_t dtype) {
+  if (dtype == ACCEL_FLOAT32) return ((const float*)p)[index];
+  const uint16_t h = ((const uint16_t*)p)[index];
+  return dtype == ACCEL_FLOAT16 ? half_to_float(h) : bfloat_to_float(h);
+}
+
+inline void store_from_float(void* p, int64_t index, int32_t dtype, float v) {
+  if (dtype == ACCEL_FLOAT32) {
+    ((float*)p)[index] = v;
+  } else {
+    ((uint16_t*)p)[index] = dtype == ACCEL_FLOAT16 ? float_to_half(v) : float_to_bfloat(v);
+  }
+}
+
+/* Row (b, h, s) of k or v. */
+template <class T>
+const typename T::Element* row_of(const Tensor& t, int64_t b, int64_t h, int64_t s) {
+  return (const typename T::Element*)t.data + b * t.stride[0] + h * t.stride[1] + s * t.stride[2];
+}
+
+}  // namespace
+}  // namespace cider
+#endif

@@ -1,0 +1,173 @@
+"""Hooks: one offer for every attention call on the CPU with keys and values in a float dtype.
+
+The offer is ``cpu``: any number of rows, float32, float16 and bfloat16 in any combination, all masks that stock takes,
+sinks, exactness ``rounding``, row-invariant. Keys and values are read where they lie, whatever their strides.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from backend_core import hookimpl
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+    from backend_core.kernels_registry import Registry
+    from backend_core.offers import Offer
+    from backend_core.sites import AttentionSite
+
+FLOATS = ("float32", "float16", "bfloat16")
+
+SYMBOL = "cider_attention"
+#: What the kernel's third parameter says about the mask.
+NO_MASK, CAUSAL, ARRAY = 0, 1, 2
+
+
+def library() -> Any:
+    """The shared library with the CPU kernels, a file of ``importlib.resources``."""
+    name = "cider_attention.dylib" if sys.platform == "darwin" else "cider_attention.so"
+    return importlib.resources.files("cider_sdpa") / "kernels" / name
+
+
+@hookimpl
+def register_kernels(registry: Registry) -> None:
+    registry.cpu(name="attention", library=library(), symbol=SYMBOL, exactness="rounding")
+
+
+@hookimpl
+def select_attention(site: AttentionSite) -> Offer | None:
+    if site.device != "cpu" or site.kv_bits or site.q_dtype not in FLOATS or site.kv_dtype not in FLOATS:
+        return None
+    if site.n_kv_heads and site.n_heads % site.n_kv_heads:
+        return None
+    from backend_core.offers import Offer
+
+    return Offer(
+        name="cpu",
+        build=build,
+        exactness="rounding",
+        row_invariant=True,
+        preference=10,
+        note="each key and value is read once for all query heads and rows",
+    )
+
+
+def build(module: Any = None) -> Callable[..., Any]:
+    """``f(queries, keys, values, cache, scale, mask, sinks=None)``, as
+    ``mlx_lm.models.base.scaled_dot_product_attention``.
+
+    It returns NotImplemented, having done nothing, for whatever it does not compute: quantized keys and values, a
+    cache with ``bits``, dtypes other than float32, float16 and bfloat16, a mask that is neither ``"causal"`` nor
+    bool nor float, and arguments that stock refuses. Raises what :func:`backend_core.cpu_kernel` raises if the
+    library cannot be used.
+    """
+    import mlx.core as mx
+
+    floats = frozenset(getattr(mx, name) for name in FLOATS)
+    float32, array, bool_ = mx.float32, mx.array, mx.bool_
+    operations: dict[Any, Any] = {}
+    _kernel(1.0, NO_MASK, False)
+
+    def attention(
+        queries: Any, keys: Any, values: Any, cache: Any, scale: float, mask: Any, sinks: Any = None
+    ) -> Any:
+        if type(queries) is not array or type(keys) is not array or type(values) is not array:
+            return NotImplemented
+        if cache is not None and hasattr(cache, "bits"):
+            return NotImplemented
+        dtype, kd, vd = queries.dtype, keys.dtype, values.dtype
+        if dtype not in floats or kd not in floats or vd not in floats:
+            return NotImplemented
+        if kd != dtype or vd != dtype:
+            dtype = float32
+        q, k, v = queries.shape, keys.shape, values.shape
+        if len(q) != 4 or len(k) != 4 or k[:3] != v[:3] or q[0] != k[0] or q[3] != k[3] or not k[1] or q[1] % k[1]:
+            return NotImplemented
+        arrays = [queries, keys, values]
+        if mask is None:
+            kind = NO_MASK
+        elif isinstance(mask, str):
+            if mask != "causal":
+                return NotImplemented
+            kind = CAUSAL
+        else:
+            if type(mask) is not array or not _fits(mask.shape, (q[0], q[1], q[2], k[2])):
+                return NotImplemented
+            # As stock: a float mask must not be wider than the result.
+            if mask.dtype != bool_ and (mask.dtype not in floats or dtype not in (float32, mask.dtype)):
+                return NotImplemented
+            kind = ARRAY
+            arrays.append(mask)
+        if sinks is not None:
+            if type(sinks) is not array or sinks.shape != (q[1],) or sinks.dtype not in floats:
+                return NotImplemented
+            if dtype not in (float32, sinks.dtype):
+                return NotImplemented
+            arrays.append(sinks)
+        key = (scale, kind, sinks is None)
+        operation = operations.get(key)
+        if operation is None:
+            operation = operations[key] = _operation(float(scale), kind, sinks is not None)
+        return operation(*arrays)
+
+    return attention
+
+
+def _fits(shape: tuple[int, ...], scores: tuple[int, ...]) -> bool:
+    """Whether a mask of this shape broadcasts to that of the scores."""
+    return len(shape) <= 4 and all(m in (1, s) for m, s in zip(reversed(shape), reversed(scores), strict=False))
+
+
+def _operation(scale: float, kind: int, sinks: bool) -> Callable[..., mx.array]:
+    from backend_core.cpu_kernel import dim, dims, result_type
+
+    return _kernel(scale, kind, sinks).bind(
+        output_shape=(dims(0, 0, 3), dim(2, 3)),
+        output_dtype=result_type(0, 1, 2),
+        params=[scale, kind, int(sinks)],
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _kernel(scale: float, kind: int, sinks: bool) -> Any:
+    """One kernel object per meaning of the arguments, since the gradient has to know it."""
+    from backend_core.cpu_kernel import cpu_kernel
+
+    return cpu_kernel(
+        library(),
+        SYMBOL,
+        name="cider_sdpa/cpu",
+        ensure_row_contiguous=False,
+        vjp=functools.partial(_vjp, scale=scale, kind=kind, sinks=sinks),
+    )
+
+
+def _vjp(
+    primals: Sequence[mx.array],
+    cotangents: Sequence[mx.array],
+    argnums: Sequence[int],
+    *,
+    scale: float,
+    kind: int,
+    sinks: bool,
+) -> list[mx.array]:
+    """Stock's gradients."""
+    import mlx.core as mx
+
+    def stock(*chosen: mx.array) -> mx.array:
+        arrays = list(primals)
+        for i, a in zip(argnums, chosen, strict=True):
+            arrays[i] = a
+        q, k, v, *rest = arrays
+        mask = rest[0] if kind == ARRAY else "causal" if kind == CAUSAL else None
+        return mx.fast.scaled_dot_product_attention(
+            q, k, v, scale=scale, mask=mask, sinks=rest[-1] if sinks else None
+        )
+
+    _, gradients = mx.vjp(stock, [primals[i] for i in argnums], list(cotangents))
+    return gradients
