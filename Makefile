@@ -28,15 +28,15 @@ demo: $(STAMPS)/plugins $(STAMPS)/demo-model
 	$(BIN)/mlx-accel demo
 
 test: $(STAMPS)/plugins $(STAMPS)/demo-model $(STAMPS)/test
-	$(BIN)/python -m ruff check .
-	$(BIN)/python -m mypy
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest $(PYTEST_ARGS)
 
 bench: $(STAMPS)/plugins $(STAMPS)/demo-model
 	$(BIN)/mlx-accel bench generate
 
 lint: $(STAMPS)/test
-	$(BIN)/python -m ruff check . && $(BIN)/python -m mypy
+	$(BIN)/ruff check . && $(BIN)/mypy
 
 docs: $(STAMPS)/docs
 	$(BIN)/python -m mkdocs build --strict

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from . import activations, install, machine, walk, walk_calls
+from . import activations, install, machine, native, walk, walk_calls
 from .integrations import calls
 from .plugins import PluginHost
 from .policy import Policy
@@ -94,6 +94,9 @@ def _select(model: Any, policy: Policy, host: PluginHost, report: Report) -> Non
         # A race must not show in the user's memory figures.
         mx.clear_cache()
         mx.reset_peak_memory()
+    state = native.status()
+    if session.device == "cpu" and not state.available:
+        report.note(f"no CPU kernels: {state.reason}")
     for record in host.all_records():
         if record.state == "failed":
             report.note(f"plugin {record.name} failed: {record.reason}")

@@ -135,7 +135,10 @@ def _import() -> ModuleType:
     except ImportError as e:
         raise NativeUnavailable(f"mlx cannot be imported ({_describe(e)}); reinstall mlx") from e
     try:
-        from backend_core import _native
+        try:
+            from backend_core import _native
+        except ImportError as e:
+            _native = _installed_beside_a_checkout(e)
     except ImportError as e:
         if isinstance(e, ModuleNotFoundError) or "cannot import name" in str(e):
             raise NativeUnavailable(
@@ -147,6 +150,32 @@ def _import() -> ModuleType:
             f"another mlx than {_mlx_version()}; {_REBUILD}"
         ) from e
     return _native
+
+
+def _installed_beside_a_checkout(error: ImportError) -> ModuleType:
+    """The module of the installed package, for Python code that runs from a source tree.
+
+    ``python -m`` puts the current directory first, so that inside a checkout its `backend_core` hides the
+    installed one, which has the compiled part. Raises `error` if there is none.
+    """
+    import importlib.metadata
+    import importlib.util
+    import sys
+
+    try:
+        files = importlib.metadata.distribution("mlx-accel").files or []
+    except importlib.metadata.PackageNotFoundError:
+        raise error from None
+    for file in files:
+        if file.name.startswith("_native.") and file.parent.name == "backend_core":
+            path = str(file.locate())
+            spec = importlib.util.spec_from_file_location("backend_core._native", path)
+            if spec is not None and spec.loader is not None and os.path.isfile(path):
+                module = importlib.util.module_from_spec(spec)
+                spec.loader.exec_module(module)
+                sys.modules["backend_core._native"] = module
+                return module
+    raise error
 
 
 def _mlx_version() -> str:

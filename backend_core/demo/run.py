@@ -6,6 +6,7 @@ here.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import subprocess
@@ -53,13 +54,14 @@ class RunFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class Figures:
-    """What one run of ``mlx_lm generate`` printed; rates are tokens per second."""
+    """What one run of ``mlx_lm generate`` printed; rates are tokens per second, `report` is mlx-accel's line."""
 
     text: str
     prompt_tokens: int
     prompt_tps: float
     new_tokens: int
     new_tps: float
+    report: str = ""
 
 
 @dataclass(frozen=True)
@@ -149,9 +151,11 @@ def run_child(words: Sequence[str], *, backend: str = "", on_output: Callable[[]
         how = f"exit code {status}" if status > 0 else f"signal {-status}"
         raise RunFailed(f"{' '.join(words)}\nfailed with {how} and said:\n{said}")
     try:
-        return parse(output)
+        figures = parse(output)
     except ValueError as error:
         raise RunFailed(f"{' '.join(words)}\nprinted no figures ({error}); it said:\n{said}") from error
+    report = [line for line in stderr.splitlines() if line.startswith("[accel] ")]
+    return dataclasses.replace(figures, report=report[-1] if report else "")
 
 
 def run_demo(console: Console, prompt: str = PROMPT, max_tokens: int = MAX_TOKENS, scales: str = "fp32") -> int:
@@ -171,8 +175,8 @@ def run_demo(console: Console, prompt: str = PROMPT, max_tokens: int = MAX_TOKEN
         console.print("`mlx-accel doctor` checks the installation.", highlight=False)
         return 1
     console.print(_table(rows, scales))
-    if note:
-        console.print(note, highlight=False)
+    if note.strip():
+        console.print(note.strip(), highlight=False, markup=False, soft_wrap=True)
     wrong = [(stock, accel) for stock, accel in texts if stock != accel]
     for stock, accel in wrong:
         console.print("[bold red]The accelerated text differs from stock's.[/]")
@@ -198,12 +202,12 @@ def _measure(
     stock_long = run(f"stock, long prompt{suffix}", reference, LONG_PROMPT, LONG_NEW_TOKENS)
     accel_long = run("accel, long prompt", model, LONG_PROMPT, LONG_NEW_TOKENS, "accel")
     same, same_long = stock.text == accel.text, stock_long.text == accel_long.text
-    note = ""
+    note = accel_long.report
     timed, timed_long = stock, stock_long
     if slow:
         timed = timed_long = run("stock, fp16 scales, 4 tokens", model, SHORT_PROMPT, SHORT_NEW_TOKENS, template=False)
-        note = (
-            f"Stock was timed over {timed.prompt_tokens} prompt and {timed.new_tokens} new tokens; its text "
+        note += (
+            f"\nStock was timed over {timed.prompt_tokens} prompt and {timed.new_tokens} new tokens; its text "
             "comes from the fp32 checkpoint of the same weights."
         )
     rows = [
