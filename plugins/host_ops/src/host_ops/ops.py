@@ -8,50 +8,168 @@ They raise what :func:`backend_core.cpu_kernel` raises.
 from __future__ import annotations
 
 import functools
-import importlib.resources
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
 
 from backend_core import native
 from backend_core.cpu_kernel import CpuKernel, cpu_kernel, like, result_type
+from backend_core.cpu_kernel import dims as dims_of
 
-
-def library() -> Any:
-    """The shared library with the CPU kernels, a file of ``importlib.resources``."""
-    name = "host_ops.dylib" if sys.platform == "darwin" else "host_ops.so"
-    return importlib.resources.files("host_ops") / "kernels" / name
+from .library import library
 
 
 def rms_norm(weight: mx.array | None, eps: float) -> Callable[[mx.array], mx.array]:
     """``mx.fast.rms_norm(x, weight, eps)`` as a function of x (..., n); weight (n,)."""
     fixed = [] if weight is None else [weight]
-    return _norm("rms_norm", eps).bind(
+    return _rms_norm(float(eps)).bind(
         fixed, output_shape=like(0), output_dtype=result_type(*range(1 + len(fixed))), params=[float(eps)]
     )
 
 
 @functools.cache
-def _norm(name: str, eps: float) -> CpuKernel:
-    stock = {"rms_norm": _stock_rms_norm}[name]
-    return _kernel(name, functools.partial(stock, eps=eps))
+def _rms_norm(eps: float) -> CpuKernel:
+    return _kernel("rms_norm", lambda x, weight=None: mx.fast.rms_norm(x, weight, eps))
 
 
-def _stock_rms_norm(x: mx.array, weight: mx.array | None = None, *, eps: float) -> mx.array:
-    return mx.fast.rms_norm(x, weight, eps)
+def residual_rms_norm(weight: mx.array | None, eps: float) -> Callable[[mx.array, mx.array], tuple[mx.array, mx.array]]:
+    """``s = x + residual; s, mx.fast.rms_norm(s, weight, eps)`` as a function of x and residual, of one shape."""
+    fixed = [] if weight is None else [weight]
+    kernel, eps = _residual_rms_norm(float(eps)), float(eps)
+    shapes, dtypes = [like(0), like(0)], [result_type(0, 1), result_type(*range(2 + len(fixed)))]
+
+    def both(x: mx.array, residual: mx.array) -> tuple[mx.array, mx.array]:
+        total, normed = kernel(inputs=[x, residual, *fixed], output_shapes=shapes, output_dtypes=dtypes, params=[eps])
+        return total, normed
+
+    return both
 
 
-def frequencies(dims: int, base: float, scale: float) -> mx.array:
+@functools.cache
+def _residual_rms_norm(eps: float) -> CpuKernel:
+    def stock(x: mx.array, residual: mx.array, weight: mx.array | None = None) -> list[mx.array]:
+        total = x + residual
+        return [total, mx.fast.rms_norm(total, weight, eps)]
+
+    return _kernel("residual_rms_norm", stock)
+
+
+def layer_norm(weight: mx.array | None, bias: mx.array | None, eps: float) -> Callable[[mx.array], mx.array]:
+    """``mx.fast.layer_norm(x, weight, bias, eps)`` as a function of x (..., n); weight and bias (n,)."""
+    fixed = [a for a in (weight, bias) if a is not None]
+    has_weight, has_bias = weight is not None, bias is not None
+    # Without a weight, stock's result has the dtype of x, whatever the bias.
+    dtype = result_type(*range(1 + len(fixed))) if has_weight else like(0)
+    params = [float(eps), int(has_weight), int(has_bias)]
+    kernel = _layer_norm(float(eps), has_weight, has_bias)
+    return kernel.bind(fixed, output_shape=like(0), output_dtype=dtype, params=params)
+
+
+@functools.cache
+def _layer_norm(eps: float, has_weight: bool, has_bias: bool) -> CpuKernel:
+    def stock(x: mx.array, *rest: mx.array) -> mx.array:
+        weight = rest[0] if has_weight else None
+        return mx.fast.layer_norm(x, weight, rest[-1] if has_bias else None, eps)
+
+    return _kernel("layer_norm", stock)
+
+
+def activation(variant: str) -> Callable[..., mx.array]:
+    """One of :data:`ACTIVATIONS`: a function of one array, or of gate and x, two arrays of one shape.
+
+    Raises KeyError for another variant.
+    """
+    inputs, _ = ACTIVATIONS[variant]
+    return _activation(variant).bind(output_shape=like(0), output_dtype=result_type(*range(inputs)))
+
+
+@functools.cache
+def _activation(variant: str) -> CpuKernel:
+    return _kernel(variant, ACTIVATIONS[variant][1])
+
+
+#: Number of inputs, and stock's function.
+ACTIVATIONS: dict[str, tuple[int, Callable[..., mx.array]]] = {
+    "silu": (1, nn.silu),
+    "gelu": (1, nn.gelu),
+    "gelu_approx": (1, nn.gelu_approx),
+    "gelu_fast_approx": (1, nn.gelu_fast_approx),
+    "swiglu": (2, lambda gate, x: nn.silu(gate) * x),
+    "geglu": (2, lambda gate, x: nn.gelu(gate) * x),
+    "geglu_approx": (2, lambda gate, x: nn.gelu_approx(gate) * x),
+}
+
+
+def softcap(cap: float) -> Callable[[mx.array], mx.array]:
+    """``cap * mx.tanh(x / cap)`` as a function of x."""
+    return _softcap(float(cap)).bind(output_shape=like(0), output_dtype=like(0), params=[float(cap)])
+
+
+def logit_softcap() -> Callable[[Any, mx.array], mx.array]:
+    """``cap * mx.tanh(x / cap)`` as a function of cap and x."""
+    known: dict[Any, Callable[[mx.array], mx.array]] = {}
+
+    def capped(cap: Any, x: mx.array) -> mx.array:
+        bound = known.get(cap) if type(cap) is float else None
+        if bound is None:
+            if type(cap) not in (int, float) or cap <= 0:
+                return mx.tanh(x / cap) * cap
+            bound = softcap(cap)
+            if len(known) < 16:
+                known[float(cap)] = bound
+        return bound(x)
+
+    return capped
+
+
+@functools.cache
+def _softcap(cap: float) -> CpuKernel:
+    return _kernel("softcap", lambda x: mx.tanh(x / cap) * cap)
+
+
+def residual() -> Callable[[mx.array, mx.array], mx.array]:
+    """``x + y`` for two arrays of one shape."""
+    return _residual().bind(output_shape=like(0), output_dtype=result_type(0, 1))
+
+
+@functools.cache
+def _residual() -> CpuKernel:
+    return _kernel("residual", lambda x, y: x + y)
+
+
+def logsumexp() -> Callable[[mx.array], mx.array]:
+    """``mx.logsumexp(x, axis=-1, keepdims=True)`` as a function of x."""
+    return _logits("logsumexp").bind(output_shape=like(0, last=1), output_dtype=like(0))
+
+
+def softmax() -> Callable[[mx.array], mx.array]:
+    """``mx.softmax(x, axis=-1)`` as a function of x."""
+    return _logits("softmax").bind(output_shape=like(0), output_dtype=like(0))
+
+
+def argmax() -> Callable[[mx.array], mx.array]:
+    """``mx.argmax(x, axis=-1)`` as a function of x: uint32, the first of equals, the first NaN if there is one."""
+    return _logits("argmax").bind(output_shape=dims_of(0, 0, -1), output_dtype=mx.uint32)
+
+
+@functools.cache
+def _logits(variant: str) -> CpuKernel:
+    return _kernel(variant, _STOCK_LOGITS[variant])
+
+
+_STOCK_LOGITS: dict[str, Callable[[mx.array], mx.array]] = {
+    "logsumexp": lambda x: mx.logsumexp(x, axis=-1, keepdims=True),
+    "softmax": lambda x: mx.softmax(x, axis=-1),
+    "argmax": lambda x: mx.argmax(x, axis=-1),
+}
+
+
+def frequencies(dims: int, base: float, scale: float) -> np.ndarray:
     """What a position is multiplied with to get the angles of the dims / 2 pairs; float64."""
-    import numpy as np
-
-    return _float64(scale * np.power(np.float64(base), -np.arange(0, dims, 2, dtype=np.float64) / dims))
-
-
-def _float64(values: Any) -> mx.array:
-    return mx.array(values, dtype=mx.float64)
+    return scale * np.float64(base) ** (-np.arange(0, dims, 2, dtype=np.float64) / dims)
 
 
 def rope(dims: int, traditional: bool, base: float, scale: float) -> Callable[..., mx.array]:
@@ -64,7 +182,7 @@ def rope(dims: int, traditional: bool, base: float, scale: float) -> Callable[..
     """
     if dims <= 0 or dims % 2:
         raise ValueError(f"dims must be a positive even number, not {dims}")
-    table = frequencies(dims, base, scale)
+    table = mx.array(frequencies(dims, base, scale), dtype=mx.float64)
     kernel = _rope(dims, traditional, base, scale)
     turn = kernel.bind([table], output_shape=like(0), output_dtype=like(0), params=[0, int(traditional)])
     stock = functools.partial(_stock_rope, dims=dims, traditional=traditional, base=base, scale=scale)
@@ -102,7 +220,7 @@ def _stock_rope(
     return mx.fast.rope(x, dims, traditional=traditional, base=base, scale=scale, offset=offset)
 
 
-def _kernel(name: str, stock: Callable[..., mx.array]) -> CpuKernel:
+def _kernel(name: str, stock: Callable[..., Any]) -> CpuKernel:
     """The kernel ``host_ops_<name>`` with the gradients of `stock`, a function of the kernel's inputs."""
     return cpu_kernel(
         library(),
@@ -114,12 +232,12 @@ def _kernel(name: str, stock: Callable[..., mx.array]) -> CpuKernel:
 
 
 def _vjp(
-    stock: Callable[..., mx.array],
+    stock: Callable[..., Any],
     primals: Sequence[mx.array],
     cotangents: Sequence[mx.array],
     argnums: Sequence[int],
 ) -> list[mx.array]:
-    def chosen(*arrays: mx.array) -> mx.array:
+    def chosen(*arrays: mx.array) -> Any:
         inputs = list(primals)
         for i, a in zip(argnums, arrays, strict=True):
             inputs[i] = a

@@ -6,12 +6,12 @@ row-invariant, and read parameters where they lie.
 
 from __future__ import annotations
 
-import importlib.resources
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from backend_core import hookimpl
+
+from .library import library
 
 if TYPE_CHECKING:
     from backend_core.kernels_registry import Registry
@@ -19,14 +19,12 @@ if TYPE_CHECKING:
     from backend_core.sites import OpSite
 
 FLOATS = ("float32", "float16", "bfloat16")
+GATED = ("swiglu", "geglu", "geglu_approx")
+ACTIVATIONS = ("silu", "gelu", "gelu_approx", "gelu_fast_approx", *GATED)
+LOGITS = ("logsumexp", "softmax", "argmax")
+KERNELS = ("rms_norm", "residual_rms_norm", "layer_norm", "rope", *ACTIVATIONS, "softcap", "residual", *LOGITS)
 
-KERNELS = ("rms_norm", "rope")
-
-
-def library() -> Any:
-    """The shared library with the CPU kernels, a file of ``importlib.resources``."""
-    name = "host_ops.dylib" if sys.platform == "darwin" else "host_ops.so"
-    return importlib.resources.files("host_ops") / "kernels" / name
+Build = Callable[[Any], Callable[..., Any]]
 
 
 @hookimpl
@@ -39,33 +37,79 @@ def register_kernels(registry: Registry) -> None:
 def select_op(site: OpSite) -> Offer | None:
     if site.device != "cpu" or site.x_dtype not in FLOATS or site.weight_dtype not in ("", *FLOATS):
         return None
-    build = BUILDERS.get(site.op)
+    build = builder(site)
     if build is None:
         return None
     from backend_core.offers import Offer
-    from backend_core.sites import itemsize
 
-    size = site.dims * itemsize(site.x_dtype)
     return Offer(
         name="native",
         build=build,
         exactness="rounding",
         row_invariant=True,
-        bytes_moved=2 * size,
+        bytes_moved=_bytes_moved(site),
+        copies=4 * site.rope_dims if site.op == "rope" else 0,
         preference=10,
     )
 
 
-def _rms_norm(module: Any) -> Callable[..., Any]:
+def builder(site: OpSite) -> Build | None:
+    """``build(module)`` for a site, or None if there is no kernel for it.
+
+    The callables are f(x); f(gate, x) for gated activations; f(x, offset) for rope. A softcap's variant is its
+    cap; without one the callable is f(cap, x), as the function of that name in mlx-lm's models.
+    """
+    if site.op in ("rms_norm", "layer_norm"):
+        return _rms_norm if site.op == "rms_norm" else _layer_norm
+    if site.op == "rope":
+        return _rope if site.rope_dims > 0 and site.rope_dims % 2 == 0 else None
+    if site.op == "activation" and site.variant in ACTIVATIONS:
+        return lambda _: _ops().activation(site.variant)
+    if site.op == "logits" and site.variant in LOGITS:
+        return lambda _: getattr(_ops(), site.variant)()
+    if site.op == "softcap" and not site.variant:
+        return lambda _: _ops().logit_softcap()
+    if site.op == "softcap":
+        cap = _cap(site)
+        return None if cap is None else lambda _: _ops().softcap(cap)
+    return None
+
+
+def _ops() -> Any:
+    """Imported late: asking about sites that this plugin declines imports neither mlx nor numpy."""
     from . import ops
 
-    return ops.rms_norm(module["weight"], module.eps)
+    return ops
+
+
+def _rms_norm(module: Any) -> Callable[..., Any]:
+    return _ops().rms_norm(module.get("weight"), module.eps)
+
+
+def _layer_norm(module: Any) -> Callable[..., Any]:
+    return _ops().layer_norm(module.get("weight"), module.get("bias"), module.eps)
 
 
 def _rope(module: Any) -> Callable[..., Any]:
-    from . import ops
-
-    return ops.rope(module.dims, module.traditional, module.base, module.scale)
+    return _ops().rope(module.dims, module.traditional, module.base, module.scale)
 
 
-BUILDERS: dict[str, Callable[[Any], Callable[..., Any]]] = {"rms_norm": _rms_norm, "rope": _rope}
+def _cap(site: OpSite) -> float | None:
+    """The cap in a softcap's variant, or None if it is no positive number."""
+    try:
+        cap = float(site.variant)
+    except ValueError:
+        return None
+    return cap if 0 < cap < float("inf") else None
+
+
+def _bytes_moved(site: OpSite) -> int:
+    from backend_core.sites import itemsize
+
+    x = site.dims * itemsize(site.x_dtype)
+    if site.op == "logits":
+        return 2 * x if site.variant == "softmax" else x
+    if site.op in ("rms_norm", "layer_norm"):
+        parameters = 1 if site.op == "rms_norm" else 2
+        return 2 * x + parameters * site.dims * (itemsize(site.weight_dtype) if site.weight_dtype else 0)
+    return 3 * x if site.variant in GATED else 2 * x

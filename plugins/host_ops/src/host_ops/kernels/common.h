@@ -14,10 +14,18 @@
 
 namespace host_ops {
 
+enum class Activation { silu, gelu, gelu_approx, gelu_fast_approx, swiglu, geglu, geglu_approx, softcap, residual };
+
 /* The kernels for one instruction set. Inputs and outputs have been checked (entries.cpp). */
 struct Bodies {
   void (*rms_norm)(const accel_call*);
+  void (*residual_rms_norm)(const accel_call*);
+  void (*layer_norm)(const accel_call*);
   void (*rope)(const accel_call*);
+  void (*activate)(const accel_call*, Activation);
+  void (*logsumexp)(const accel_call*);
+  void (*softmax)(const accel_call*);
+  void (*argmax)(const accel_call*);
 };
 
 /* ACCEL_BUILD_* say which files the build could compile (mlx_accel_add_kernels). */
@@ -83,6 +91,14 @@ inline float load_as_float(const void* p, int64_t index, int32_t dtype) {
   if (dtype == ACCEL_FLOAT32) return ((const float*)p)[index];
   const uint16_t h = ((const uint16_t*)p)[index];
   return dtype == ACCEL_FLOAT16 ? half_to_float(h) : bfloat_to_float(h);
+}
+
+inline void store_from_float(void* p, int64_t index, int32_t dtype, float v) {
+  if (dtype == ACCEL_FLOAT32) {
+    ((float*)p)[index] = v;
+  } else {
+    ((uint16_t*)p)[index] = dtype == ACCEL_FLOAT16 ? float_to_half(v) : float_to_bfloat(v);
+  }
 }
 
 /* An array as rows of its last dimension, whose leading dimensions are enumerated in row-major order. */
