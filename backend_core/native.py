@@ -138,9 +138,11 @@ def _import() -> ModuleType:
         try:
             from backend_core import _native
         except ImportError as e:
+            if not _missing(e):
+                raise
             _native = _installed_beside_a_checkout(e)
     except ImportError as e:
-        if isinstance(e, ModuleNotFoundError) or "cannot import name" in str(e):
+        if _missing(e):
             raise NativeUnavailable(
                 "mlx-accel was installed without its native module (no C++ compiler, or "
                 "MLX_ACCEL_BUILD_NATIVE=0); install a C++20 compiler and reinstall mlx-accel"
@@ -150,6 +152,11 @@ def _import() -> ModuleType:
             f"another mlx than {_mlx_version()}; {_REBUILD}"
         ) from e
     return _native
+
+
+def _missing(error: ImportError) -> bool:
+    """There is no such module; other ImportErrors mean that it cannot be loaded."""
+    return isinstance(error, ModuleNotFoundError) or "cannot import name" in str(error)
 
 
 def _installed_beside_a_checkout(error: ImportError) -> ModuleType:

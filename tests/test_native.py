@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import json
 import os
+import shutil
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -131,9 +134,24 @@ def test_import_faults(monkeypatch, error, text):
             raise error
         return real(name, globals, locals, fromlist, level)
 
+    def nothing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
     monkeypatch.setattr("builtins.__import__", fake)
+    monkeypatch.setattr(importlib.metadata, "distribution", nothing)
     module, status = native._load.__wrapped__()
     assert module is None and text in status.reason and "mlx-accel" in status.reason
+
+
+@needs_native
+def test_a_checkout_finds_the_installed_module(tmp_path):
+    """Inside a source tree `python -m` imports its backend_core, which has no compiled part."""
+    root = Path(native.__file__).parent
+    shutil.copytree(root, tmp_path / "backend_core", ignore=shutil.ignore_patterns("_native*", "__pycache__"))
+    code = "import backend_core, sys; from backend_core import native; print(backend_core.__file__, native.status())"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    # An editable install wins over the directory; then there is nothing to find.
+    assert "available=True" in result.stdout, result.stdout + result.stderr
 
 
 # Instruction sets
