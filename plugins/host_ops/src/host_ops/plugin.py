@@ -56,8 +56,8 @@ def select_op(site: OpSite) -> Offer | None:
 def builder(site: OpSite) -> Build | None:
     """``build(module)`` for a site, or None if there is no kernel for it.
 
-    The callables are f(x); f(gate, x) for gated activations; f(x, offset) for rope. A softcap's variant is its
-    cap; without one the callable is f(cap, x), as the function of that name in mlx-lm's models.
+    The callables are f(x); f(gate, x) for gated activations, f(x, y) for residual, f(x, offset) for rope. A softcap's
+    variant is its cap; without one the callable is f(cap, x), as mlx-lm's ``logit_softcap``.
     """
     if site.op in ("rms_norm", "layer_norm"):
         return _rms_norm if site.op == "rms_norm" else _layer_norm
@@ -67,6 +67,8 @@ def builder(site: OpSite) -> Build | None:
         return lambda _: _ops().activation(site.variant)
     if site.op == "logits" and site.variant in LOGITS:
         return lambda _: getattr(_ops(), site.variant)()
+    if site.op == "residual":
+        return lambda _: _ops().residual()
     if site.op == "softcap" and not site.variant:
         return lambda _: _ops().logit_softcap()
     if site.op == "softcap":
@@ -112,4 +114,4 @@ def _bytes_moved(site: OpSite) -> int:
     if site.op in ("rms_norm", "layer_norm"):
         parameters = 1 if site.op == "rms_norm" else 2
         return 2 * x + parameters * site.dims * (itemsize(site.weight_dtype) if site.weight_dtype else 0)
-    return 3 * x if site.variant in GATED else 2 * x
+    return 3 * x if site.variant in GATED or site.op == "residual" else 2 * x
