@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import tiny_models
 
+WITHOUT_SHIPPED = "-bonsai_qmv,-host_linear,-host_ops,-cider_sdpa"
 COMMON = """
 from backend_core import Offer, hookimpl
 def layer(module, factor=1.0):
