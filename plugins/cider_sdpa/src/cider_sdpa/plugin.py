@@ -73,9 +73,7 @@ def build(module: Any = None) -> Callable[..., Any]:
     operations: dict[Any, Any] = {}
     _kernel(1.0, NO_MASK, False)
 
-    def attention(
-        queries: Any, keys: Any, values: Any, cache: Any, scale: float, mask: Any, sinks: Any = None
-    ) -> Any:
+    def attention(queries: Any, keys: Any, values: Any, cache: Any, scale: float, mask: Any, sinks: Any = None) -> Any:
         if type(queries) is not array or type(keys) is not array or type(values) is not array:
             return NotImplemented
         if cache is not None and hasattr(cache, "bits"):
@@ -165,9 +163,7 @@ def _vjp(
             arrays[i] = a
         q, k, v, *rest = arrays
         mask = rest[0] if kind == ARRAY else "causal" if kind == CAUSAL else None
-        return mx.fast.scaled_dot_product_attention(
-            q, k, v, scale=scale, mask=mask, sinks=rest[-1] if sinks else None
-        )
+        return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask, sinks=rest[-1] if sinks else None)
 
     _, gradients = mx.vjp(stock, [primals[i] for i in argnums], list(cotangents))
     return gradients

@@ -9,6 +9,7 @@ The bound, with u = 2^-24 (float32's unit roundoff), d the head dimension and n 
 
     |y - y64| <= 1 ulp(y's dtype)
                  + u * [ 4 sqrt(n) P + sum_j p_j (|v_j| + P) * (4 sqrt(d) A_j + |s_j - m|) ]
+                 + 2^-125 sum_j |v_j|
 
     A_j = sum_i |scale q_i k_ji| + |mask_j|,   m = max_j s_j (and the sink),   P = sum_j p_j |v_j|
 
@@ -18,7 +19,8 @@ which is less for every d up to 4096). Subtracting m rounds once more, by u |s_j
 since they only grow. An error e in an exponent is a relative error e of p_j, which enters y twice: through p_j v_j, and
 through the normalisation, by p_j |y| <= p_j P. The exponential itself, the products and the two sums over n keys (of
 positive weights, so that the denominator has no cancellation) are relative errors of the terms: 4 sqrt(n) u P. The
-bound holds per element of y, and large scores of keys that carry no weight do not loosen it.
+bound holds per element of y, and large scores of keys that carry no weight do not loosen it. The last term allows for
+exponentials below e^-87 being taken as 0 (subnormal weights would cost more than the rest of the row).
 
 Plain and slow on purpose; nothing here is used at run time.
 """
@@ -118,4 +120,5 @@ def _evaluate(q, k, v, scale, mask, sinks):
         reach = p @ np.abs(v)
         spread = np.where(p > 0, p * (4 * np.sqrt(d) * size + np.abs(scores - top)), 0.0)
         slack = 4 * np.sqrt(n) * reach + spread @ np.abs(v) + reach * spread.sum(axis=-1, keepdims=True)
+        slack = slack + np.abs(v).sum(axis=2, keepdims=True) * (2.0**-125 / UNIT)
     return y, slack

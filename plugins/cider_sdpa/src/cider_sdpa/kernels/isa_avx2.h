@@ -14,7 +14,7 @@ struct Avx2 {
     __m256 lo, hi;
   };
   static constexpr int kRows = 3, kCols = 2, kThinRows = 1, kThinCols = 4, kDotRows = 1, kTreeRows = 1;
-  static constexpr int64_t kTurn = 12;
+  static constexpr int64_t kTurn = 10;
 
   static V zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
   static V set1(float v) { return {_mm256_set1_ps(v), _mm256_set1_ps(v)}; }

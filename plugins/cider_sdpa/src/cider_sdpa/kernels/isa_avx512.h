@@ -14,7 +14,7 @@ struct Avx512 {
   /* Accumulators: rows x vectors of values, the wide tile for few rows; rows x keys of dot products. */
   static constexpr int kRows = 6, kCols = 4, kThinRows = 3, kThinCols = 8, kDotRows = 4, kTreeRows = 4;
   /* From how many rows on turning keys round pays. */
-  static constexpr int64_t kTurn = 12;
+  static constexpr int64_t kTurn = 10;
 
   static V zero() { return _mm512_setzero_ps(); }
   static V set1(float v) { return _mm512_set1_ps(v); }

@@ -14,7 +14,7 @@ struct Neon {
     float32x4_t f[4];
   };
   static constexpr int kRows = 3, kCols = 2, kThinRows = 1, kThinCols = 4, kDotRows = 1, kTreeRows = 1;
-  static constexpr int64_t kTurn = 12;
+  static constexpr int64_t kTurn = 10;
 
   template <class F>
   static V each(F f) {

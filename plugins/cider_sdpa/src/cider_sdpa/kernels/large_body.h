@@ -71,16 +71,6 @@ void turn_block(const void* keys, int64_t ks, int64_t n, int64_t depth, float* o
   }
 }
 
-template <class I, class T>
-void widen_block(const void* values, int64_t vs, int64_t n, int64_t width, float* out, int64_t stride) {
-  const typename T::Element* v = (const typename T::Element*)values;
-  for (int64_t j = 0; j < n; ++j, v += vs, out += stride) {
-    int64_t c = 0;
-    for (; c + 16 <= width; c += 16) I::store(out + c, I::get(T(), v + c));
-    if (c < width) I::store(out + c, I::get_part(T(), v + c, (int)(width - c)));
-  }
-}
-
 template <class I>
 struct LargeJob {
   using V = typename I::V;
@@ -89,7 +79,7 @@ struct LargeJob {
   int64_t padded, qs, as;   /* rows of a tile and floats of a row of q and of sums, in whole tiles and vectors */
   Slots slots;
   void (*turn)(const void*, int64_t, int64_t, int64_t, float*);
-  void (*widen)(const void*, int64_t, int64_t, int64_t, float*, int64_t); /* NULL: values are floats */
+  Widen widen; /* NULL: values are floats */
   int64_t element_k, element_v;
 
   int64_t slot_floats() const {
@@ -155,7 +145,7 @@ struct LargeJob {
           const int64_t mine = min64(seen, keys_seen(*p, i0 + (r + s) / p->group) - key);
           soften(scores + s * kBlock, mine, seen, mask + s * kBlock, top + r + s, total + r + s, acc + (r + s) * as);
         }
-        weigh<I, F32>(count, scores, kBlock, values, vs, seen, p->width, acc + r * as, as, false);
+        weigh<I, F32>(count, scores, kBlock, values, vs, seen, p->width, acc + r * as, as, false, Ahead());
       }
     }
 
@@ -246,8 +236,8 @@ void large_rows(const Problem& p) {
   }
   switch (p.v.dtype) {
     case ACCEL_FLOAT32: job.element_v = 4; break;
-    case ACCEL_FLOAT16: job.widen = widen_block<I, F16>, job.element_v = 2; break;
-    default: job.widen = widen_block<I, BF16>, job.element_v = 2; break;
+    case ACCEL_FLOAT16: job.widen = widen_rows<I, F16>, job.element_v = 2; break;
+    default: job.widen = widen_rows<I, BF16>, job.element_v = 2; break;
   }
   if (!job.slots.make(p.call, job.slot_floats())) return;
   accel_parallel_for(p.call, heads * job.tiles, 1, LargeJob<I>::run, &job);

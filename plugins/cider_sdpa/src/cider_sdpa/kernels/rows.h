@@ -82,11 +82,20 @@ typename I::V apply_mask(const Problem& p, typename I::V scores, const float* ma
   return p.mask.dtype == ACCEL_BOOL ? I::replace(scores, m, -kInf) : I::add(scores, m);
 }
 
+/* What will be needed next, to be fetched line by line: rows of `bytes` bytes, `stride` bytes apart. */
+struct Ahead {
+  const char* at = NULL;
+  int64_t stride = 0, bytes = 0;
+  void fetch(int64_t row) const {
+    for (int64_t x = 0; x < bytes; x += 64) __builtin_prefetch(at + row * stride + x, 0, 2);
+  }
+};
+
 /* acc[r][c] = (fresh ? 0 : acc[r][c]) + sum over keys j, in order, of weights[r][j] * v[j][c], for RT rows and CT
  * vectors of 16 columns; of the last vector `last` columns exist if PART. */
 template <class I, class T, int RT, int CT, bool PART>
 void weigh_tile(const float* weights, int64_t ws, const typename T::Element* v, int64_t vs, int64_t keys, int last,
-                float* acc, int64_t as, bool fresh) {
+                float* acc, int64_t as, bool fresh, const Ahead& ahead) {
   using V = typename I::V;
   V sum[RT][CT];
 #pragma GCC unroll 8
@@ -95,6 +104,7 @@ void weigh_tile(const float* weights, int64_t ws, const typename T::Element* v, 
     for (int c = 0; c < CT; ++c) sum[r][c] = fresh ? I::zero() : I::load(acc + r * as + 16 * c);
   }
   for (int64_t j = 0; j < keys; ++j, v += vs, ++weights) {
+    if (ahead.at) ahead.fetch(j);
     if constexpr (RT == 1) {
       const V w = I::set1(weights[0]);
 #pragma GCC unroll 8
@@ -135,40 +145,53 @@ void weigh_tile(const float* weights, int64_t ws, const typename T::Element* v, 
 
 template <class I, class T, int RT, int CT>
 void weigh_columns(int64_t cols, const float* weights, int64_t ws, const typename T::Element* v, int64_t vs,
-                   int64_t keys, int last, float* acc, int64_t as, bool fresh) {
+                   int64_t keys, int last, float* acc, int64_t as, bool fresh, const Ahead& ahead) {
   if (cols == CT) {
     if (last) {
-      weigh_tile<I, T, RT, CT, true>(weights, ws, v, vs, keys, last, acc, as, fresh);
+      weigh_tile<I, T, RT, CT, true>(weights, ws, v, vs, keys, last, acc, as, fresh, ahead);
     } else {
-      weigh_tile<I, T, RT, CT, false>(weights, ws, v, vs, keys, 0, acc, as, fresh);
+      weigh_tile<I, T, RT, CT, false>(weights, ws, v, vs, keys, 0, acc, as, fresh, ahead);
     }
   } else if constexpr (CT > 1) {
-    weigh_columns<I, T, RT, CT - 1>(cols, weights, ws, v, vs, keys, last, acc, as, fresh);
+    weigh_columns<I, T, RT, CT - 1>(cols, weights, ws, v, vs, keys, last, acc, as, fresh, ahead);
   }
 }
 
 template <class I, class T, int RT>
 void weigh_rows(int64_t rows, const float* weights, int64_t ws, const typename T::Element* v, int64_t vs, int64_t keys,
-                int64_t width, float* acc, int64_t as, bool fresh) {
+                int64_t width, float* acc, int64_t as, bool fresh, const Ahead& ahead) {
   if (rows == RT) {
     constexpr int cols = RT <= I::kThinRows ? I::kThinCols : I::kCols;
     for (int64_t c = 0; c < width; c += 16 * cols) {
       const int64_t here = min64(width - c, 16 * cols);
       weigh_columns<I, T, RT, cols>(ceil_div(here, 16), weights, ws, v + c, vs, keys, (int)(here % 16), acc + c, as,
-                                    fresh);
+                                    fresh, c ? Ahead() : ahead);
     }
   } else if constexpr (RT > 1) {
-    weigh_rows<I, T, RT - 1>(rows, weights, ws, v, vs, keys, width, acc, as, fresh);
+    weigh_rows<I, T, RT - 1>(rows, weights, ws, v, vs, keys, width, acc, as, fresh, ahead);
   }
 }
 
-/* The same for 1..kRows rows and any width; acc has room for whole vectors. */
+/* The same for 1..kRows rows and any width; acc has room for whole vectors. Row j of `ahead` is fetched with key j. */
 template <class I, class T>
 void weigh(int64_t rows, const float* weights, int64_t ws, const void* v, int64_t vs, int64_t keys, int64_t width,
-           float* acc, int64_t as, bool fresh) {
-  weigh_rows<I, T, I::kRows>(rows, weights, ws, (const typename T::Element*)v, vs, keys, width, acc, as, fresh);
+           float* acc, int64_t as, bool fresh, const Ahead& ahead) {
+  weigh_rows<I, T, I::kRows>(rows, weights, ws, (const typename T::Element*)v, vs, keys, width, acc, as, fresh, ahead);
 }
-using Weigh = void (*)(int64_t, const float*, int64_t, const void*, int64_t, int64_t, int64_t, float*, int64_t, bool);
+using Weigh = void (*)(int64_t, const float*, int64_t, const void*, int64_t, int64_t, int64_t, float*, int64_t, bool,
+                       const Ahead&);
+
+/* n rows of values as floats, zeros up to whole vectors. */
+template <class I, class T>
+void widen_rows(const void* values, int64_t vs, int64_t n, int64_t width, float* out, int64_t stride) {
+  const typename T::Element* v = (const typename T::Element*)values;
+  for (int64_t j = 0; j < n; ++j, v += vs, out += stride) {
+    int64_t c = 0;
+    for (; c + 16 <= width; c += 16) I::store(out + c, I::get(T(), v + c));
+    if (c < width) I::store(out + c, I::get_part(T(), v + c, (int)(width - c)));
+  }
+}
+using Widen = void (*)(const void*, int64_t, int64_t, int64_t, float*, int64_t);
 
 /* scale * q[b, head, i] as floats, zeros up to the next multiple of 16. */
 template <class I>

@@ -108,21 +108,24 @@ template <class I, int RT, int LANE, int STEP>
 inline __attribute__((always_inline)) void tree(const float* q, int64_t qs, int64_t depth, const float* turned,
                                                 typename I::V* out) {
   using V = typename I::V;
-  if constexpr (STEP == 16) {
+  V other[RT];
+  if constexpr (STEP == 8) {
 #pragma GCC unroll 4
-    for (int r = 0; r < RT; ++r) out[r] = I::zero();
+    for (int r = 0; r < RT; ++r) out[r] = other[r] = I::zero();
     for (int64_t d = LANE; d < depth; d += 16) {
-      const V x = I::load(turned + d * 16);
+      const V x = I::load(turned + d * 16), y = I::load(turned + (d + 8) * 16);
 #pragma GCC unroll 4
-      for (int r = 0; r < RT; ++r) out[r] = I::fma(I::set1(q[r * qs + d]), x, out[r]);
+      for (int r = 0; r < RT; ++r) {
+        out[r] = I::fma(I::set1(q[r * qs + d]), x, out[r]);
+        other[r] = I::fma(I::set1(q[r * qs + d + 8]), y, other[r]);
+      }
     }
   } else {
-    V other[RT];
     tree<I, RT, LANE, STEP * 2>(q, qs, depth, turned, out);
     tree<I, RT, LANE + STEP, STEP * 2>(q, qs, depth, turned, other);
-#pragma GCC unroll 4
-    for (int r = 0; r < RT; ++r) out[r] = I::add(out[r], other[r]);
   }
+#pragma GCC unroll 4
+  for (int r = 0; r < RT; ++r) out[r] = I::add(out[r], other[r]);
 }
 
 template <class I, int RT>
@@ -140,10 +143,11 @@ void tree_rows(int64_t rows, const float* q, int64_t qs, const float* turned, fl
 /* scores[r][j] for all rows and n keys; rows of q have qs floats, `turned` room for 16 * qs. */
 template <class I, class T>
 void score_piece(const float* q, int64_t rows, int64_t qs, int64_t depth, const void* keys, int64_t ks, int64_t n,
-                 float* scores, float* turned) {
+                 float* scores, float* turned, const Ahead& ahead) {
   const typename T::Element* k = (const typename T::Element*)keys;
   for (int64_t j = 0; j < n; j += 16) {
     const int64_t here = min64(16, n - j);
+    for (int64_t x = 0; x < here; ++x) ahead.fetch(j + x);
     if (turned) {
       turn_keys<I, T>(k + j * ks, ks, here, depth, turned, 16);
       for (int64_t r = 0; r < rows; r += I::kTreeRows) {
@@ -157,7 +161,8 @@ void score_piece(const float* q, int64_t rows, int64_t qs, int64_t depth, const 
     }
   }
 }
-using ScorePiece = void (*)(const float*, int64_t, int64_t, int64_t, const void*, int64_t, int64_t, float*, float*);
+using ScorePiece = void (*)(const float*, int64_t, int64_t, int64_t, const void*, int64_t, int64_t, float*, float*,
+                            const Ahead&);
 
 template <class I>
 struct SmallJob {
@@ -174,6 +179,7 @@ struct SmallJob {
   Slots slots;
   ScorePiece score;
   Weigh weigh;
+  Widen widen; /* NULL: values are floats, or there are so few rows that it does not pay */
   int64_t element_k, element_v; /* bytes */
 
   static void run(void* arg, int64_t begin, int64_t end) {
@@ -214,7 +220,8 @@ struct SmallJob {
   void piece(int64_t bh, int64_t index, float* memory) const {
     const int64_t b = bh / p->kv_heads, h = bh % p->kv_heads, first = index * kPiece;
     const int64_t n = min64(kPiece, keys_seen(*p, p->rows - 1) - first); /* that the last row sees */
-    float *scores = memory, *mask = memory + rows * kPiece, *turned = turn ? mask + 2 * kPiece : NULL;
+    float *scores = memory, *mask = memory + rows * kPiece, *wide = mask + 2 * kPiece;
+    float* turned = turn ? wide + (widen ? kPiece * as : 0) : NULL;
     float* piece_top = top + bh * rows * pieces + index;
     float* piece_total = total + bh * rows * pieces + index;
     if (n <= 0 || !any_seen(b, h, first, n, mask)) {
@@ -226,7 +233,8 @@ struct SmallJob {
     }
     const char* k = (const char*)p->k.data + (b * p->k.stride[0] + h * p->k.stride[1] + first * p->k.stride[2]) * element_k;
     const char* v = (const char*)p->v.data + (b * p->v.stride[0] + h * p->v.stride[1] + first * p->v.stride[2]) * element_v;
-    score(q + bh * rows * qs, rows, qs, p->depth, k, p->k.stride[2], n, scores, turned);
+    score(q + bh * rows * qs, rows, qs, p->depth, k, p->k.stride[2], n, scores, turned,
+          Ahead{v, p->v.stride[2] * element_v, p->width * element_v});
 
     int64_t loaded = -1; /* the row whose mask is in `mask` */
     for (int64_t r = 0; r < rows; ++r) {
@@ -244,16 +252,32 @@ struct SmallJob {
              piece_total + r * pieces);
     }
 
+    /* The next piece is most likely this thread's too. */
+    Ahead next;
+    if (first + n < p->keys) {
+      next = {k + kPiece * p->k.stride[2] * element_k, p->k.stride[2] * element_k, p->depth * element_k};
+    }
+    Weigh weigh_values = weigh;
+    const void* values = v;
+    int64_t vs = p->v.stride[2], element = element_v;
+    if (widen) {
+      widen(v, vs, n, p->width, wide, as);
+      weigh_values = cider::weigh<I, F32>;
+      values = wide;
+      vs = as;
+      element = 4;
+    }
     float* sum = sums + (bh * pieces + index) * rows * as;
     for (int64_t r = 0; r < rows; r += I::kRows) {
       const int64_t count = min64(I::kRows, rows - r);
       const int64_t common = max64(0, min64(n, keys_seen(*p, r / p->group) - first));
-      weigh(count, scores + r * kPiece, kPiece, v, p->v.stride[2], common, p->width, sum + r * as, as, true);
+      weigh_values(count, scores + r * kPiece, kPiece, values, vs, common, p->width, sum + r * as, as, true,
+                   r ? Ahead() : next);
       for (int64_t s = r; s < r + count; ++s) {
         const int64_t more = min64(n, keys_seen(*p, s / p->group) - first) - common;
         if (more > 0) {
-          weigh(1, scores + s * kPiece + common, kPiece, v + common * p->v.stride[2] * element_v, p->v.stride[2], more,
-                p->width, sum + s * as, as, false);
+          weigh_values(1, scores + s * kPiece + common, kPiece, (const char*)values + common * vs * element, vs, more,
+                       p->width, sum + s * as, as, false, Ahead());
         }
       }
     }
@@ -342,8 +366,7 @@ void small_rows(const Problem& p) {
   job.sums = job.q + q_floats;
   job.top = job.sums + sum_floats;
   job.total = job.top + stat_floats;
-  const int64_t slot = (job.rows + 2) * kPiece + (job.turn ? 16 * job.qs : 0);
-  if (!job.slots.make(p.call, max64(slot, job.as))) return;
+  job.widen = NULL;
   switch (p.k.dtype) {
     case ACCEL_FLOAT32: job.score = score_piece<I, F32>, job.element_k = 4; break;
     case ACCEL_FLOAT16: job.score = score_piece<I, F16>, job.element_k = 2; break;
@@ -351,9 +374,12 @@ void small_rows(const Problem& p) {
   }
   switch (p.v.dtype) {
     case ACCEL_FLOAT32: job.weigh = weigh<I, F32>, job.element_v = 4; break;
-    case ACCEL_FLOAT16: job.weigh = weigh<I, F16>, job.element_v = 2; break;
-    default: job.weigh = weigh<I, BF16>, job.element_v = 2; break;
+    case ACCEL_FLOAT16: job.weigh = weigh<I, F16>, job.widen = widen_rows<I, F16>, job.element_v = 2; break;
+    default: job.weigh = weigh<I, BF16>, job.widen = widen_rows<I, BF16>, job.element_v = 2; break;
   }
+  if (job.rows <= I::kRows) job.widen = NULL;
+  const int64_t slot = (job.rows + 2) * kPiece + (job.widen ? kPiece * job.as : 0) + (job.turn ? 16 * job.qs : 0);
+  if (!job.slots.make(p.call, max64(slot, job.as))) return;
   for (int64_t j = 0; j < bh; ++j) {
     for (int64_t r = 0; r < job.rows; ++r) {
       load_query<I>(p, j / p.kv_heads, j % p.kv_heads * p.group + r % p.group, r / p.group,
