@@ -12,7 +12,7 @@ from typing import Any
 
 from .machine import default_device
 from .policy import Policy
-from .walk import activations_dtype, stock_class
+from .walk import activations_dtype, modules_of, stock_class
 
 _HALF = ("float16", "bfloat16")
 
@@ -34,7 +34,7 @@ def embeddings(model: Any) -> list[Any]:
     import mlx.nn as nn
 
     found: list[Any] = []
-    for _, module in model.named_modules():
+    for _, module in modules_of(model):
         cls = stock_class(module)
         dtype = None
         if cls is nn.Embedding:

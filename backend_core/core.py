@@ -14,6 +14,7 @@ from . import activations, install, machine, native, walk, walk_calls
 from .integrations import calls
 from .plugins import PluginHost
 from .policy import Policy
+from .probe_base import forget_inputs
 from .profile import Profile
 from .report import Report
 from .select import Session
@@ -59,7 +60,8 @@ def accelerate(model: Any, policy: Policy | None = None, *, host: PluginHost | N
     begin = time.perf_counter()
     loaded = host or plugin_host(policy)
     report = Report(policy=policy.as_dict())
-    _select(model, policy, loaded, report)
+    with walk.snapshot(model):
+        _select(model, policy, loaded, report)
     report.plugins = [r.as_dict() for r in loaded.all_records()]
     report.seconds = time.perf_counter() - begin
     key = id(model)
@@ -92,6 +94,7 @@ def _select(model: Any, policy: Policy, host: PluginHost, report: Report) -> Non
     finally:
         profile.save()
         # A race must not show in the user's memory figures.
+        forget_inputs()
         mx.clear_cache()
         mx.reset_peak_memory()
     state = native.status()
@@ -206,7 +209,7 @@ def _changed(model: Any, fingerprint: tuple[Any, ...]) -> bool:
 
 def _modules(model: Any) -> list[Any]:
     seen: dict[int, Any] = {}
-    for _, module in model.named_modules():
+    for _, module in walk.modules_of(model):
         seen.setdefault(id(module), module)
     return list(seen.values())
 

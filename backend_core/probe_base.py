@@ -22,18 +22,28 @@ from .walk import stock_class
 MOST_ROWS = 33
 
 
-@functools.lru_cache(maxsize=64)
 def inputs(rows: int, k: int, dtype: str, seed: int = 0) -> tuple[Any, np.ndarray]:
     """(mlx array (rows, k), the same values as float64): normal values, some exact zeros, some outliers."""
+    array, wide = _pool(max(MOST_ROWS, rows), k, dtype, seed)
+    return array[-rows:], wide[-rows:]
+
+
+@functools.lru_cache(maxsize=256)
+def _pool(rows: int, k: int, dtype: str, seed: int) -> tuple[Any, np.ndarray]:
     import mlx.core as mx
 
     rng = np.random.default_rng(1234 + seed)
-    x = rng.standard_normal((max(MOST_ROWS, rows), k)).astype(np.float32)
+    x = rng.standard_normal((rows, k), dtype=np.float32)
     x[:, rng.integers(0, k, max(1, k // 64))] *= 12.0
     x[:, rng.integers(0, k, max(1, k // 32))] = 0.0
-    array = mx.array(x[-rows:]).astype(getattr(mx, dtype))
+    array = mx.array(x).astype(getattr(mx, dtype))
     mx.eval(array)
     return array, np.array(array.astype(mx.float32)).astype(np.float64)
+
+
+def forget_inputs() -> None:
+    """Free the memory of all inputs."""
+    _pool.cache_clear()
 
 
 class Probe:
@@ -45,6 +55,8 @@ class Probe:
         Ranges of rows that are decided separately.
     row_elements
         Elements of the first argument that make one row.
+    weightless
+        True if the layers hold no arrays, so that one of a signature stands for all.
     sliceable
         True if stock can be timed on the first output features alone.
     proportional
@@ -52,6 +64,7 @@ class Probe:
     """
 
     buckets: tuple[tuple[int, int | None], ...] = ((1, 16), (17, None))
+    weightless = False
     sliceable = False
     proportional = False
 

@@ -92,6 +92,8 @@ class LayerNormProbe(OpProbe):
 class RopeProbe(OpProbe):
     """``nn.RoPE``: ``f(x, offset)`` with x (batch, heads, rows, features)."""
 
+    weightless = True
+
     def args(self, rows: int) -> tuple[Any, ...]:
         import mlx.core as mx
 

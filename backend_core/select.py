@@ -171,6 +171,8 @@ class Session:
         return functools.partial(self.profile.in_flight, self.offer_key(c.offer), c.label)
 
     def _verify(self, c: Candidate, found: list[Found], probe: Probe, indices: Sequence[int]) -> None:
+        if probe.weightless and c.verified:
+            c.verified.update(indices)
         verify(c, found, probe, indices, self._marker(c), self.policy.strict)
         if c.verified:
             self.verified.add(c.offer.plugin)

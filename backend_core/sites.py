@@ -8,6 +8,7 @@ profile. dtypes are mlx names (``"float16"``, ``"bfloat16"``, ``"float32"``, ``"
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from dataclasses import dataclass
@@ -48,9 +49,11 @@ class Site:
 
     def facts(self) -> dict[str, Any]:
         """All fields as plain JSON-able values."""
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
+        # Not dataclasses.asdict, which copies deeply; fields are numbers, strings and tuples of strings.
+        values = ((f.name, getattr(self, f.name)) for f in dataclasses.fields(self))
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in values}
 
-    @property
+    @functools.cached_property
     def signature(self) -> str:
         """Sites with equal signatures run the same code on the same amount of work."""
         facts = {k: v for k, v in self.facts().items() if k not in self._where}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -57,6 +58,27 @@ def dtype_name(dtype: Any) -> str:
     return str(dtype).rpartition(".")[2]
 
 
+_snapshot: tuple[int, list[tuple[str, Any]]] | None = None
+
+
+@contextlib.contextmanager
+def snapshot(model: Any) -> Iterator[None]:
+    """Within the block the model's modules are listed once; it must not change its structure meanwhile."""
+    global _snapshot
+    before, _snapshot = _snapshot, (id(model), model.named_modules())
+    try:
+        yield
+    finally:
+        _snapshot = before
+
+
+def modules_of(model: Any) -> list[tuple[str, Any]]:
+    """(path, module) of every module of a model."""
+    if _snapshot is not None and _snapshot[0] == id(model):
+        return _snapshot[1]
+    return list(model.named_modules())
+
+
 def host_of(model: Any) -> str:
     root = type(model).__module__.partition(".")[0]
     return root if root in ("mlx_lm", "mlx_vlm") else ""
@@ -73,7 +95,7 @@ def activations_dtype(model: Any) -> str:
     """dtype of the activations that the first embedding hands out, "" without one."""
     import mlx.nn as nn
 
-    for _, module in model.named_modules():
+    for _, module in modules_of(model):
         cls = stock_class(module)
         if cls is nn.QuantizedEmbedding:
             scales = module["scales"].dtype
@@ -90,7 +112,7 @@ def find_linears(model: Any, x_dtype: str = "") -> list[Found]:
     x_dtype: dtype of the activations under the policy in force, "" to take each layer's own.
     """
     kinds = linear_kinds()
-    modules = list(model.named_modules())
+    modules = modules_of(model)
     tied = {id(m) for m in tied_embeddings(modules)}
     paths: dict[int, list[str]] = {}
     for path, module in modules:

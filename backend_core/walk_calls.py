@@ -10,7 +10,7 @@ from typing import Any
 
 from .machine import default_device
 from .sites import AttentionSite, DraftSite, OpSite
-from .walk import Found, activations_dtype, host_of, model_type_of
+from .walk import Found, activations_dtype, host_of, model_type_of, modules_of
 
 _HEADS = ("n_heads", "num_heads", "num_attention_heads")
 _KV_HEADS = ("n_kv_heads", "num_kv_heads", "num_key_value_heads")
@@ -28,7 +28,7 @@ def find_attention(model: Any, x_dtype: str = "") -> list[Found]:
         return []
     dtype = x_dtype or activations_dtype(model) or "float32"
     found: dict[tuple[Any, ...], Found] = {}
-    for path, module in model.named_modules():
+    for path, module in modules_of(model):
         heads = _first(module, _HEADS)
         scale = getattr(module, "scale", getattr(module, "sm_scale", None))
         if not heads or not isinstance(scale, (int, float)):
@@ -89,7 +89,7 @@ def find_functions(model: Any, x_dtype: str = "") -> list[Found]:
     from .integrations import functions
 
     host = host_of(model)
-    defined_in = {type(m).__module__ for _, m in model.named_modules()}
+    defined_in = {type(m).__module__ for _, m in modules_of(model)}
     found = []
     for (owner, variant), (module, _) in functions.FUNCTIONS.items():
         if owner != host or module not in sys.modules:
