@@ -56,7 +56,8 @@ def _score(c: Candidate, rows: Rows, deterministic: bool) -> tuple[float, str]:
         score, wins = measured.ours / measured.stock, measured.wins
     else:
         score = sum(w * c.timings[m].ours / c.timings[m].stock for m, w in race.WEIGHTS.items())
-        wins = measured.not_slower and score < 1.0 - max(measured.spread, 0.02)
+        # The spread is relative to the ratio, which is the score's inverse.
+        wins = measured.not_slower and 1.0 / score > 1.0 + measured.noise
         if rows == ALL:
             wins = wins and c.timings[64].not_slower
     if not wins:

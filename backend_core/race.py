@@ -47,14 +47,19 @@ class Timing:
         return self.stock / self.ours if self.ours > 0 else 0.0
 
     @property
+    def noise(self) -> float:
+        """By how much a ratio must exceed 1: the spread, at least 2 %; not more than a clear lead needs."""
+        return min(max(self.spread, 0.02), CLEAR_LEAD - 1.0)
+
+    @property
     def wins(self) -> bool:
         """True if ours is faster beyond the noise."""
-        return self.ratio > 1.0 + max(self.spread, 0.02)
+        return self.ratio > 1.0 + self.noise
 
     @property
     def not_slower(self) -> bool:
         """True unless ours is slower beyond the noise."""
-        return self.ratio > 1.0 - max(self.spread, 0.02)
+        return self.ratio > 1.0 - self.noise
 
     def as_dict(self) -> dict[str, Any]:
         return {"ours": self.ours, "stock": self.stock, "spread": self.spread, "how": self.how}

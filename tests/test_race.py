@@ -1,0 +1,116 @@
+"""Races: what is timed, how often, and what is concluded."""
+
+from __future__ import annotations
+
+import pytest
+
+from backend_core import race
+from backend_core.race import Timing
+
+
+@pytest.mark.parametrize(
+    ("ratio", "spread", "wins", "not_slower"),
+    [
+        (1.0, 0.0, False, True),
+        (1.01, 0.0, False, True),  # within 2 %
+        (1.03, 0.0, True, True),
+        (1.2, 0.3, False, True),  # within the noise
+        (1.4, 0.3, True, True),
+        (0.99, 0.0, False, True),
+        (0.9, 0.05, False, False),
+        (0.9, 0.2, False, True),
+        (5.0, 9.0, True, True),  # a clear lead, however noisy
+        (0.01, 9.0, False, True),
+    ],
+)
+def test_a_win_exceeds_the_noise(ratio, spread, wins, not_slower) -> None:
+    t = Timing(1.0, ratio, spread)
+    assert t.ratio == pytest.approx(ratio)
+    assert (t.wins, t.not_slower) == (wins, not_slower)
+
+
+class FakeProbe:
+    """Stock takes `per_row` seconds a row, ours `ours`."""
+
+    sliceable = False
+
+    def __init__(self, proportional: bool) -> None:
+        self.proportional = proportional
+        self.site = None
+        self.calls: list[tuple[str, int]] = []
+
+    def args(self, rows: int) -> tuple[int]:
+        return (rows,)
+
+    def stock(self, module, rows):
+        self.calls.append(("stock", rows))
+        return ("stock", rows)
+
+
+def run(monkeypatch, probe: FakeProbe, seconds, device: str = "cpu", rows=race.RACE_ROWS) -> dict[int, Timing]:
+    """A race in which a call takes seconds(kind, rows)."""
+
+    def batch_time(call, modules, calls):
+        results = [call(modules[i % len(modules)]) for i in range(calls)]
+        return sum(seconds(*r) for r in results) / calls
+
+    monkeypatch.setattr(race, "_batch_time", batch_time)
+
+    def ours(module, rows):
+        probe.calls.append(("ours", rows))
+        return ("ours", rows)
+
+    return race.race(probe, ["m1", "m2"], ours, rows, device)
+
+
+def test_stock_is_never_run_at_more_than_four_rows_on_the_cpu(monkeypatch) -> None:
+    probe = FakeProbe(proportional=True)
+    result = run(monkeypatch, probe, lambda kind, rows: 1e-3 * rows * (4 if kind == "stock" else 1))
+    assert max(rows for kind, rows in probe.calls if kind == "stock") == race.STOCK_MAX_ROWS == 4
+    assert [result[m].how for m in (1, 4, 16, 64)] == ["raced", "raced", "extrapolated", "extrapolated"]
+    assert result[64].stock == pytest.approx(0.256) and result[64].ratio == pytest.approx(4)
+
+
+def test_stock_is_run_at_all_rows_where_its_time_is_not_proportional(monkeypatch) -> None:
+    for proportional, device in ((False, "cpu"), (True, "metal")):
+        probe = FakeProbe(proportional)
+        result = run(monkeypatch, probe, lambda kind, rows: 1e-3 * (2 if kind == "stock" else 1), device)
+        assert {rows for kind, rows in probe.calls if kind == "stock"} == {1, 4, 16, 64}
+        assert all(t.how == "raced" for t in result.values())
+
+
+def test_a_clear_lead_needs_one_repetition_and_a_clear_loss_none(monkeypatch) -> None:
+    lead = FakeProbe(True)
+    run(monkeypatch, lead, lambda kind, rows: 1e-3 * (10 if kind == "stock" else 1), rows=(1,))
+    loss = FakeProbe(True)
+    run(monkeypatch, loss, lambda kind, rows: 1e-3 * (1 if kind == "stock" else 10), rows=(1,))
+    even = FakeProbe(True)
+    run(monkeypatch, even, lambda kind, rows: 1e-3, rows=(1,))
+    count = [sum(1 for kind, _ in p.calls if kind == "stock") for p in (lead, loss, even)]
+    assert count[0] == count[1] < count[2]
+
+
+def test_a_slow_offer_costs_little(monkeypatch) -> None:
+    probe, spent = FakeProbe(True), []
+
+    def seconds(kind, rows):
+        t = 0.5 if kind == "ours" else 1e-3
+        spent.append(t)
+        return t
+
+    run(monkeypatch, probe, seconds, rows=(1,))
+    assert sum(spent) < 2.0
+
+
+def test_layers_take_turns(monkeypatch) -> None:
+    seen = []
+
+    def batch_time(call, modules, calls):
+        for i in range(calls):
+            seen.append(modules[i % len(modules)])
+            call(modules[i % len(modules)])
+        return 1e-3
+
+    monkeypatch.setattr(race, "_batch_time", batch_time)
+    race.race(FakeProbe(True), ["m1", "m2", "m3"], lambda module, rows: None, (1,), "cpu")
+    assert seen.count("m2") >= race._MIN_CALLS // 3
