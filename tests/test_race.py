@@ -87,7 +87,7 @@ def test_a_clear_lead_needs_one_repetition_and_a_clear_loss_none(monkeypatch) ->
     even = FakeProbe(True)
     run(monkeypatch, even, lambda kind, rows: 1e-3, rows=(1,))
     count = [sum(1 for kind, _ in p.calls if kind == "stock") for p in (lead, loss, even)]
-    assert count[0] == count[1] < count[2]
+    assert count[0] < count[2] and count[1] < count[2]
 
 
 def test_a_slow_offer_costs_little(monkeypatch) -> None:
