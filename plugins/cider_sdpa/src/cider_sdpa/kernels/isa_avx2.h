@@ -13,7 +13,7 @@ struct Avx2 {
   struct V {
     __m256 lo, hi;
   };
-  static constexpr int kRows = 3, kCols = 2, kThinRows = 1, kThinCols = 4, kDotRows = 1, kTreeRows = 1;
+  static constexpr int kRows = 3, kCols = 2, kThinRows = 1, kThinCols = 4, kDotRows = 1, kTreeRows = 1, kTreeCols = 1;
   static constexpr int64_t kTurn = 10;
 
   static V zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }

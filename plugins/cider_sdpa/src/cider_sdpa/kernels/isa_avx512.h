@@ -12,7 +12,7 @@ namespace {
 struct Avx512 {
   using V = __m512;
   /* Accumulators: rows x vectors of values, the wide tile for few rows; rows x keys of dot products. */
-  static constexpr int kRows = 6, kCols = 4, kThinRows = 3, kThinCols = 8, kDotRows = 4, kTreeRows = 4;
+  static constexpr int kRows = 6, kCols = 4, kThinRows = 3, kThinCols = 8, kDotRows = 4, kTreeRows = 2, kTreeCols = 2;
   /* From how many rows on turning keys round pays. */
   static constexpr int64_t kTurn = 10;
 

@@ -13,7 +13,7 @@ struct Neon {
   struct V {
     float32x4_t f[4];
   };
-  static constexpr int kRows = 3, kCols = 2, kThinRows = 1, kThinCols = 4, kDotRows = 1, kTreeRows = 1;
+  static constexpr int kRows = 3, kCols = 2, kThinRows = 1, kThinCols = 4, kDotRows = 1, kTreeRows = 1, kTreeCols = 1;
   static constexpr int64_t kTurn = 10;
 
   template <class F>

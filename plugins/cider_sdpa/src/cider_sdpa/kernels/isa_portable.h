@@ -12,7 +12,7 @@ struct Portable {
   struct V {
     float f[16];
   };
-  static constexpr int kRows = 2, kCols = 1, kThinRows = 1, kThinCols = 2, kDotRows = 1, kTreeRows = 1;
+  static constexpr int kRows = 2, kCols = 1, kThinRows = 1, kThinCols = 2, kDotRows = 1, kTreeRows = 1, kTreeCols = 1;
   static constexpr int64_t kTurn = 6;
 
   template <class F>

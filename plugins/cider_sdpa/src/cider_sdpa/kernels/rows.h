@@ -82,12 +82,17 @@ typename I::V apply_mask(const Problem& p, typename I::V scores, const float* ma
   return p.mask.dtype == ACCEL_BOOL ? I::replace(scores, m, -kInf) : I::add(scores, m);
 }
 
-/* What will be needed next, to be fetched line by line: rows of `bytes` bytes, `stride` bytes apart. */
+/* What will be needed next: rows of `bytes` bytes, `stride` bytes apart, fetched in lines that are `step` apart. */
 struct Ahead {
   const char* at = NULL;
-  int64_t stride = 0, bytes = 0;
+  int64_t stride = 0, bytes = 0, step = 64;
   void fetch(int64_t row) const {
-    for (int64_t x = 0; x < bytes; x += 64) __builtin_prefetch(at + row * stride + x, 0, 2);
+    for (int64_t x = 0; x < bytes; x += step) __builtin_prefetch(at + row * stride + x, 0, 2);
+  }
+  /* The part of the work that falls to one of `count`. More requests at a time than the processor can keep open would
+   * stop it. */
+  Ahead share(int64_t index, int64_t count) const {
+    return {at + 64 * index, stride, bytes - 64 * index, 64 * count};
   }
 };
 

@@ -29,11 +29,12 @@ namespace cider {
 namespace {
 
 constexpr int64_t kPiece = 128;
+constexpr int64_t kTurned = 32; /* keys turned round at a time */
 
 /* The scores of RT rows with 16 keys, of which n exist (the last is repeated). */
 template <class I, class T, int RT>
 void dot_tile(const float* q, int64_t qs, int64_t depth, const typename T::Element* k, int64_t ks, int64_t n,
-              float* scores) {
+              float* scores, const Ahead& ahead, int64_t ahead_row) {
   using V = typename I::V;
   V part[4][RT];
 #pragma GCC unroll 4
@@ -41,6 +42,9 @@ void dot_tile(const float* q, int64_t qs, int64_t depth, const typename T::Eleme
     const typename T::Element* key[4];
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j) key[j] = k + min64(g + 4 * j, n - 1) * ks;
+    if (ahead.at) {
+      for (int j = 0; j < 4; ++j) ahead.fetch(ahead_row + 4 * g + j);
+    }
     V sum[4][RT];
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j) {
@@ -78,11 +82,11 @@ void dot_tile(const float* q, int64_t qs, int64_t depth, const typename T::Eleme
 
 template <class I, class T, int RT>
 void dot_rows(int64_t rows, const float* q, int64_t qs, int64_t depth, const typename T::Element* k, int64_t ks,
-              int64_t n, float* scores) {
+              int64_t n, float* scores, const Ahead& ahead, int64_t ahead_row) {
   if (rows == RT) {
-    dot_tile<I, T, RT>(q, qs, depth, k, ks, n, scores);
+    dot_tile<I, T, RT>(q, qs, depth, k, ks, n, scores, ahead, ahead_row);
   } else if constexpr (RT > 1) {
-    dot_rows<I, T, RT - 1>(rows, q, qs, depth, k, ks, n, scores);
+    dot_rows<I, T, RT - 1>(rows, q, qs, depth, k, ks, n, scores, ahead, ahead_row);
   }
 }
 
@@ -103,60 +107,82 @@ void turn_keys(const typename T::Element* k, int64_t ks, int64_t n, int64_t dept
   }
 }
 
-/* The tree of a score's 16 sums, for RT rows and 16 keys in the lanes: sums LANE, LANE + STEP, LANE + 2 * STEP... */
-template <class I, int RT, int LANE, int STEP>
-inline __attribute__((always_inline)) void tree(const float* q, int64_t qs, int64_t depth, const float* turned,
-                                                typename I::V* out) {
+/* The tree of a score's 16 sums, for RT rows and CT * 16 keys in the lanes: sums LANE, LANE + STEP, LANE + 2 * STEP... */
+template <class I, int RT, int CT, int LANE, int STEP>
+inline __attribute__((always_inline)) void tree(const float* q, int64_t qs, const float* turned, typename I::V* out) {
   using V = typename I::V;
-  V other[RT];
+  V other[RT * CT];
   if constexpr (STEP == 8) {
 #pragma GCC unroll 4
-    for (int r = 0; r < RT; ++r) out[r] = other[r] = I::zero();
-    for (int64_t d = LANE; d < depth; d += 16) {
-      const V x = I::load(turned + d * 16), y = I::load(turned + (d + 8) * 16);
+    for (int x = 0; x < RT * CT; ++x) out[x] = other[x] = I::zero();
+    for (int64_t d = LANE; d < qs; d += 16) {
+      V near[CT], far[CT];
+#pragma GCC unroll 2
+      for (int c = 0; c < CT; ++c) {
+        near[c] = I::load(turned + d * kTurned + 16 * c);
+        far[c] = I::load(turned + (d + 8) * kTurned + 16 * c);
+      }
 #pragma GCC unroll 4
       for (int r = 0; r < RT; ++r) {
-        out[r] = I::fma(I::set1(q[r * qs + d]), x, out[r]);
-        other[r] = I::fma(I::set1(q[r * qs + d + 8]), y, other[r]);
+        const V w = I::set1(q[r * qs + d]), z = I::set1(q[r * qs + d + 8]);
+#pragma GCC unroll 2
+        for (int c = 0; c < CT; ++c) {
+          out[r * CT + c] = I::fma(w, near[c], out[r * CT + c]);
+          other[r * CT + c] = I::fma(z, far[c], other[r * CT + c]);
+        }
       }
     }
   } else {
-    tree<I, RT, LANE, STEP * 2>(q, qs, depth, turned, out);
-    tree<I, RT, LANE + STEP, STEP * 2>(q, qs, depth, turned, other);
+    tree<I, RT, CT, LANE, STEP * 2>(q, qs, turned, out);
+    tree<I, RT, CT, LANE + STEP, STEP * 2>(q, qs, turned, other);
   }
 #pragma GCC unroll 4
-  for (int r = 0; r < RT; ++r) out[r] = I::add(out[r], other[r]);
+  for (int x = 0; x < RT * CT; ++x) out[x] = I::add(out[x], other[x]);
 }
 
-template <class I, int RT>
+template <class I, int RT, int CT>
 void tree_rows(int64_t rows, const float* q, int64_t qs, const float* turned, float* scores) {
   if (rows == RT) {
-    typename I::V sum[RT];
-    tree<I, RT, 0, 1>(q, qs, qs, turned, sum);
+    typename I::V sum[RT * CT];
+    tree<I, RT, CT, 0, 1>(q, qs, turned, sum);
 #pragma GCC unroll 4
-    for (int r = 0; r < RT; ++r) I::store(scores + r * kPiece, sum[r]);
+    for (int x = 0; x < RT * CT; ++x) I::store(scores + x / CT * kPiece + x % CT * 16, sum[x]);
   } else if constexpr (RT > 1) {
-    tree_rows<I, RT - 1>(rows, q, qs, turned, scores);
+    tree_rows<I, RT - 1, CT>(rows, q, qs, turned, scores);
   }
 }
 
-/* scores[r][j] for all rows and n keys; rows of q have qs floats, `turned` room for 16 * qs. */
+/* scores[r][j] for all rows and n keys; rows of q have qs floats, `turned` room for kTurned * qs or NULL. */
 template <class I, class T>
 void score_piece(const float* q, int64_t rows, int64_t qs, int64_t depth, const void* keys, int64_t ks, int64_t n,
                  float* scores, float* turned, const Ahead& ahead) {
   const typename T::Element* k = (const typename T::Element*)keys;
-  for (int64_t j = 0; j < n; j += 16) {
-    const int64_t here = min64(16, n - j);
-    for (int64_t x = 0; x < here; ++x) ahead.fetch(j + x);
-    if (turned) {
-      turn_keys<I, T>(k + j * ks, ks, here, depth, turned, 16);
-      for (int64_t r = 0; r < rows; r += I::kTreeRows) {
-        tree_rows<I, I::kTreeRows>(min64(I::kTreeRows, rows - r), q + r * qs, qs, turned, scores + r * kPiece + j);
-      }
-    } else {
+  if (!turned) {
+    for (int64_t j = 0; j < n; j += 16) {
       for (int64_t r = 0; r < rows; r += I::kDotRows) {
-        dot_rows<I, T, I::kDotRows>(min64(I::kDotRows, rows - r), q + r * qs, qs, depth, k + j * ks, ks, here,
-                                    scores + r * kPiece + j);
+        dot_rows<I, T, I::kDotRows>(min64(I::kDotRows, rows - r), q + r * qs, qs, depth, k + j * ks, ks,
+                                    min64(16, n - j), scores + r * kPiece + j,
+                                    ahead.share(r / I::kDotRows, ceil_div(rows, I::kDotRows)), j);
+      }
+    }
+    return;
+  }
+  for (int64_t j = 0; j < n; j += kTurned) {
+    const int64_t here = min64(kTurned, n - j);
+    int64_t fetched = 0;
+    for (int64_t x = 0; x < here; x += 16) {
+      turn_keys<I, T>(k + (j + x) * ks, ks, min64(16, here - x), depth, turned + x, kTurned);
+    }
+    for (int64_t r = 0; r < rows; r += I::kTreeRows) {
+      const int64_t count = min64(I::kTreeRows, rows - r);
+      float* to = scores + r * kPiece + j;
+      for (; fetched * rows < here * (r + count); ++fetched) ahead.fetch(j + fetched);
+      for (int64_t x = 0; x < here; x += 16 * I::kTreeCols) {
+        if (here - x > 16 && I::kTreeCols > 1) {
+          tree_rows<I, I::kTreeRows, I::kTreeCols>(count, q + r * qs, qs, turned + x, to + x);
+        } else {
+          tree_rows<I, I::kTreeRows, 1>(count, q + r * qs, qs, turned + x, to + x);
+        }
       }
     }
   }
@@ -272,7 +298,7 @@ struct SmallJob {
       const int64_t count = min64(I::kRows, rows - r);
       const int64_t common = max64(0, min64(n, keys_seen(*p, r / p->group) - first));
       weigh_values(count, scores + r * kPiece, kPiece, values, vs, common, p->width, sum + r * as, as, true,
-                   r ? Ahead() : next);
+                   next.at ? next.share(r / I::kRows, ceil_div(rows, I::kRows)) : next);
       for (int64_t s = r; s < r + count; ++s) {
         const int64_t more = min64(n, keys_seen(*p, s / p->group) - first) - common;
         if (more > 0) {
@@ -378,7 +404,7 @@ void small_rows(const Problem& p) {
     default: job.weigh = weigh<I, BF16>, job.widen = widen_rows<I, BF16>, job.element_v = 2; break;
   }
   if (job.rows <= I::kRows) job.widen = NULL;
-  const int64_t slot = (job.rows + 2) * kPiece + (job.widen ? kPiece * job.as : 0) + (job.turn ? 16 * job.qs : 0);
+  const int64_t slot = (job.rows + 2) * kPiece + (job.widen ? kPiece * job.as : 0) + (job.turn ? kTurned * job.qs : 0);
   if (!job.slots.make(p.call, max64(slot, job.as))) return;
   for (int64_t j = 0; j < bh; ++j) {
     for (int64_t r = 0; r < job.rows; ++r) {
