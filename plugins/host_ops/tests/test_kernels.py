@@ -178,6 +178,16 @@ def test_half_precision_overflows_to_infinity(isa):
     assert y[0, 0] == np.inf and y[0, 1] == -np.inf and 0 < y[0, 2] < 10
 
 
+def test_nan_stays_nan_when_rounded(isa):
+    """Whatever its bits: rounding them as those of a number could give 0."""
+    bits = np.tile(np.array([0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0x7FC00000], np.uint32), 10)
+    x = h.Typed(bits.view(np.float32), "float32")
+    for dtype in FLOATS:
+        out = h.Typed.blank((40,), dtype)
+        h.call(str(cases.library()), "host_ops_residual", [x, x], [out], [], isa=isa)
+        assert np.isnan(out.values).all()
+
+
 def test_norms_of_huge_tiny_and_odd_rows(isa):
     for name in ("rms_norm", "layer_norm", "residual_rms_norm"):
         for value in (1e-31, 1e-20, 1e15, 1e30, 1e37):
@@ -233,13 +243,14 @@ def test_logits_with_nan_and_infinity(dtype, isa):
 
 def test_logits_far_apart(isa):
     """Pieces with very different maxima, and probabilities down to subnormal numbers."""
-    x = np.zeros((4, 20000))
+    x = np.zeros((5, 20000))
     x[0, :9000] = -1e30
+    x[4], x[4, :9000] = -1000, -np.inf
     x[1] = np.linspace(-110, 0, 20000)
     x[2], x[2, -1] = 1e37, 3e38
     x[3] = np.linspace(3e4, 2e4, 20000)
     for name in ("logsumexp", "softmax"):
-        case = Case.random(name, (4, 20000)).with_arrays(h.Typed.of(x, "float32"))
+        case = Case.random(name, (5, 20000)).with_arrays(h.Typed.of(x, "float32"))
         case.check(case.run(isa))
 
 
