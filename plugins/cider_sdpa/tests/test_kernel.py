@@ -250,6 +250,21 @@ def test_extreme_scores(isa):
         other.check(other.run(isa=isa))
 
 
+@pytest.mark.parametrize("rows", [1, 17])
+def test_exponential(rows, isa):
+    """Of two keys with scores 0 and x the second has weight e^x / (1 + e^x): what e^x is off by shows in full."""
+    n = 400
+    x = -np.sort(np.random.default_rng(0).uniform(0.0, 86.0, n)).astype(np.float32)
+    x[:3] = -1e-8, -0.34657359, -0.0
+    q = h.Typed.of(np.ones((n, 1, rows, 1)), "float32")
+    k = h.Typed.of(np.stack([np.zeros(n), x], axis=1).reshape(n, 1, 2, 1), "float32")
+    v = h.Typed.of(np.tile(np.float32([0, 1]), n).reshape(n, 1, 2, 1), "float32")
+    y = Case(q, k, v, 1.0).run(isa=isa).values[..., 0].astype(np.float64)
+    e = np.exp(x.astype(np.float64))[:, None, None]
+    assert np.abs(y * (1 + e) / e - 1).max() <= 3.5 * 2.0**-23
+    assert np.abs(y[x < -20] / e[x < -20] - 1).max() <= 2 * 2.0**-23
+
+
 def test_float16_overflow_is_inf(isa):
     case = Case.random(0, 1, 1, 1, 1, 20, 16, dtypes=("float16", "float16", "float32"))
     case.v.raw[...] = 1e6

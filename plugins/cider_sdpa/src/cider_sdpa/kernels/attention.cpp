@@ -8,7 +8,7 @@
  * params      scale; mask: 0 none, 1 causal (row i sees keys up to S - L + i), 2 array; 1 if there are sinks
  * contract    class `rounding`; for L up to 16 rows are independent bit for bit (small_body.h), more rows are
  *             blocked (large_body.h). Threads never change bits.
- * edge cases  As stock: without keys the result is 0; a row that a bool or causal mask hides from all keys gets the mean
+ * edge cases  As stock: without keys the result is 0; a row that sees no key under a bool or causal mask gets the mean
  *             of all values; a row whose additive mask is -inf throughout gets NaN; NaN and inf spread. Values of keys
  *             that are hidden may or may not be read, so that NaN there may or may not spread; causally hidden keys
  *             never matter for L up to 16.
@@ -108,7 +108,9 @@ bool gather(const Problem& p, const accel_array* a, Tensor& t) {
     for (int64_t h = 0; h < a->shape[1]; ++h) {
       for (int64_t s = 0; s < a->shape[2]; ++s) {
         const int64_t at = b * t.stride[0] + h * t.stride[1] + s * t.stride[2];
-        for (int64_t d = 0; d < n; ++d, to += item) memcpy(to, (const char*)t.data + (at + d * t.stride[3]) * (int64_t)item, item);
+        for (int64_t d = 0; d < n; ++d, to += item) {
+          memcpy(to, (const char*)t.data + (at + d * t.stride[3]) * (int64_t)item, item);
+        }
       }
     }
   }

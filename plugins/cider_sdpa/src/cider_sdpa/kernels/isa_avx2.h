@@ -32,7 +32,8 @@ struct Avx2 {
 
   static V get(F32, const float* p) { return load(p); }
   static V get(F16, const uint16_t* p) {
-    return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
+    return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)),
+            _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
   }
   static V get(BF16, const uint16_t* p) { return {widen(p), widen(p + 8)}; }
   static __m256 widen(const uint16_t* p) {
@@ -82,7 +83,9 @@ struct Avx2 {
     const __m256 y = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(v), e));
     return _mm256_and_ps(y, _mm256_cmp_ps(x, _mm256_set1_ps(limit), _CMP_NLT_UQ));
   }
-  static V times_power(V v, V n, V x, float limit) { return {power(v.lo, n.lo, x.lo, limit), power(v.hi, n.hi, x.hi, limit)}; }
+  static V times_power(V v, V n, V x, float limit) {
+    return {power(v.lo, n.lo, x.lo, limit), power(v.hi, n.hi, x.hi, limit)};
+  }
 
   /* Sums over the lanes of 16 vectors: as for AVX-512. */
   static __m256 two(V a, V b) {
@@ -90,10 +93,12 @@ struct Avx2 {
     return _mm256_add_ps(_mm256_permute2f128_ps(x, y, 0x20), _mm256_permute2f128_ps(x, y, 0x31));
   }
   static V fold4(V a, V b, V c, V d) { return {two(a, b), two(c, d)}; }
+  static __m256 halves(__m256d a, __m256d b) {
+    return _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(a, b)), _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)));
+  }
   static __m256 four(__m256 p, __m256 q, __m256 r, __m256 s) {
-    const __m256d pd = _mm256_castps_pd(p), qd = _mm256_castps_pd(q), rd = _mm256_castps_pd(r), sd = _mm256_castps_pd(s);
-    const __m256 pq = _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(pd, qd)), _mm256_castpd_ps(_mm256_unpackhi_pd(pd, qd)));
-    const __m256 rs = _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(rd, sd)), _mm256_castpd_ps(_mm256_unpackhi_pd(rd, sd)));
+    const __m256 pq = halves(_mm256_castps_pd(p), _mm256_castps_pd(q));
+    const __m256 rs = halves(_mm256_castps_pd(r), _mm256_castps_pd(s));
     return _mm256_add_ps(_mm256_shuffle_ps(pq, rs, 0x88), _mm256_shuffle_ps(pq, rs, 0xdd));
   }
   static V fold16(V p, V q, V r, V s) { return {four(p.lo, q.lo, r.lo, s.lo), four(p.hi, q.hi, r.hi, s.hi)}; }

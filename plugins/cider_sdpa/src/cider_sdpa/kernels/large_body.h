@@ -126,15 +126,13 @@ struct LargeJob {
         if (p->kind == kArray && !masks(b, h, i0, r, count, key, seen, mask)) continue;
         if (!ready) {
           ready = true;
-          const Tensor &kt = p->k, &vt = p->v;
-          turn((const char*)kt.data + (b * kt.stride[0] + h * kt.stride[1] + key * kt.stride[2]) * element_k,
-               kt.stride[2], n, p->depth, turned);
-          const char* v = (const char*)vt.data + (b * vt.stride[0] + h * vt.stride[1] + key * vt.stride[2]) * element_v;
+          turn(row_of(p->k, b, h, key, element_k), p->k.stride[2], n, p->depth, turned);
+          const char* v = row_of(p->v, b, h, key, element_v);
           if (widen) {
-            widen(v, vt.stride[2], n, p->width, wide, as);
+            widen(v, p->v.stride[2], n, p->width, wide, as);
           } else {
             values = (const float*)v;
-            vs = vt.stride[2];
+            vs = p->v.stride[2];
           }
         }
         for (int64_t j = 0; j < seen; j += 16 * I::kCols) {

@@ -133,10 +133,9 @@ inline void store_from_float(void* p, int64_t index, int32_t dtype, float v) {
   }
 }
 
-/* Row (b, h, s) of k or v. */
-template <class T>
-const typename T::Element* row_of(const Tensor& t, int64_t b, int64_t h, int64_t s) {
-  return (const typename T::Element*)t.data + b * t.stride[0] + h * t.stride[1] + s * t.stride[2];
+/* Key or value (b, h, s), whose elements have `item` bytes. */
+inline const char* row_of(const Tensor& t, int64_t b, int64_t h, int64_t s, int64_t item) {
+  return (const char*)t.data + (b * t.stride[0] + h * t.stride[1] + s * t.stride[2]) * item;
 }
 
 }  // namespace

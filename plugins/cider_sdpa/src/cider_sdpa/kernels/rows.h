@@ -9,14 +9,15 @@ namespace cider {
 namespace {
 
 /* e^x for x <= 0 within 1.5 units in the last place; 0 below e^-87 (-inf included), NaN for NaN, exactly 1 for 0.
- * x = n ln 2 + r with |r| <= ln 2 / 2, and e^r by a polynomial whose own error is 2^-28. */
+ * x = n ln 2 + r with |r| <= ln 2 / 2, and e^r by a polynomial whose own error is 2^-28. ln 2 is taken in two parts, of
+ * which the first has so few bits that n times it is exact, with or without a fused multiply-add. */
 template <class I>
 typename I::V exponential(typename I::V x) {
   using V = typename I::V;
   constexpr float limit = -87.0f;
   const V clamped = I::max(I::set1(limit), x);
   const V n = I::nearest(I::mul(clamped, I::set1(1.44269504f)));
-  const V r = I::fma(n, I::set1(1.90465421e-9f), I::fma(n, I::set1(-0.693147182464599609375f), clamped));
+  const V r = I::fma(n, I::set1(2.12194440e-4f), I::fma(n, I::set1(-0.693359375f), clamped));
   V t = I::fma(I::set1(0.0013814540579915047f), r, I::set1(0.00836874544620514f));
   t = I::fma(t, r, I::set1(0.04166838899254799f));
   t = I::fma(t, r, I::set1(0.1666652113199234f));

@@ -107,7 +107,7 @@ void turn_keys(const typename T::Element* k, int64_t ks, int64_t n, int64_t dept
   }
 }
 
-/* The tree of a score's 16 sums, for RT rows and CT * 16 keys in the lanes: sums LANE, LANE + STEP, LANE + 2 * STEP... */
+/* The tree of a score's 16 sums, for RT rows and CT * 16 keys in the lanes: of sums LANE, LANE + STEP, and so on. */
 template <class I, int RT, int CT, int LANE, int STEP>
 inline __attribute__((always_inline)) void tree(const float* q, int64_t qs, const float* turned, typename I::V* out) {
   using V = typename I::V;
@@ -257,8 +257,7 @@ struct SmallJob {
       }
       return;
     }
-    const char* k = (const char*)p->k.data + (b * p->k.stride[0] + h * p->k.stride[1] + first * p->k.stride[2]) * element_k;
-    const char* v = (const char*)p->v.data + (b * p->v.stride[0] + h * p->v.stride[1] + first * p->v.stride[2]) * element_v;
+    const char *k = row_of(p->k, b, h, first, element_k), *v = row_of(p->v, b, h, first, element_v);
     score(q + bh * rows * qs, rows, qs, p->depth, k, p->k.stride[2], n, scores, turned,
           Ahead{v, p->v.stride[2] * element_v, p->width * element_v});
 
