@@ -8,7 +8,7 @@
 namespace cider {
 namespace {
 
-/* e^x for x <= 0 within 1.5 units in the last place; 0 below e^-87 (-inf included), NaN for NaN, exactly 1 for 0.
+/* e^x for x <= 0 within one unit in the last place; 0 below e^-87 (-inf included), NaN for NaN, exactly 1 for 0.
  * x = n ln 2 + r with |r| <= ln 2 / 2, and e^r by a polynomial whose own error is 2^-28. ln 2 is taken in two parts, of
  * which the first has so few bits that n times it is exact, with or without a fused multiply-add. */
 template <class I>
