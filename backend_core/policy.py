@@ -70,6 +70,11 @@ class Policy:
         words = self._words()
         return tuple(w.lstrip("+") for w in words if not w.startswith("-") and w != "none")
 
+    @property
+    def excluded_plugins(self) -> tuple[str, ...]:
+        """Plugins the user turns off."""
+        return tuple(w[1:] for w in self._words() if w.startswith("-"))
+
     def admits_plugin(self, name: str) -> bool:
         """True if `name` may be used."""
         words, name = self._words(), name.replace("-", "_")
@@ -103,6 +108,10 @@ class Policy:
         keys = cls.keys()
         for key in keys:
             if value := env.get(ENV_PREFIX + key.upper(), "").strip():
+                try:
+                    cls(**{key: value})  # type: ignore[arg-type]
+                except PolicyError as error:
+                    raise PolicyError(f"environment variable {ENV_PREFIX}{key.upper()}: {error}") from None
                 values[key] = value
         given: dict[str, str] = {}
         for option in options:
@@ -128,6 +137,27 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "activations": ("auto", "model", "float32"),
     "report": ("short", "full", "json", "none"),
 }
+
+
+#: Variables that are no policy options.
+OTHER_VARIABLES = ("BACKEND", "NO_HOOK", "CACHE", "ISA", "THREADS", "NATIVE", "BUILD_NATIVE")
+
+
+def strange_variables(env: Mapping[str, str] | None = None) -> list[str]:
+    """Sentences about MLX_ACCEL_ variables that nothing reads or whose value cannot be used."""
+    env = os.environ if env is None else env
+    known = [*map(str.upper, Policy.keys()), *OTHER_VARIABLES]
+    notes = []
+    for variable in sorted(env):
+        name = variable.removeprefix(ENV_PREFIX)
+        if variable.startswith(ENV_PREFIX) and name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f" (did you mean {ENV_PREFIX}{close[0]}?)" if close else ""
+            notes.append(f"environment variable {variable} is not known{hint}")
+    threads = env.get(ENV_PREFIX + "THREADS", "").strip()
+    if threads and not (threads.isdecimal() and int(threads) > 0):
+        notes.append(f"environment variable {ENV_PREFIX}THREADS={threads} is not a positive number and is ignored")
+    return notes
 
 
 def _as_bool(name: str, value: Any) -> bool:

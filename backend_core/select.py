@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,6 +40,7 @@ class Session:
     def __init__(self, policy: Policy, host: PluginHost, profile: Profile, report: Report, device: str) -> None:
         self.policy, self.host, self.profile, self.report, self.device = policy, host, profile, report, device
         self.verified: set[str] = set()  # plugins with at least one offer that works
+        self.wrong: Counter[str] = Counter()  # sites at which an offer failed verification
 
     def modules(self, found: Sequence[Found]) -> list[Outcome]:
         """Decide for sites that are modules; one outcome per site, in order. No slot means stock."""
@@ -173,7 +175,10 @@ class Session:
     def _verify(self, c: Candidate, found: list[Found], probe: Probe, indices: Sequence[int]) -> None:
         if probe.weightless and c.verified:
             c.verified.update(indices)
+        before = len(c.failures)
         verify(c, found, probe, indices, self._marker(c), self.policy.strict)
+        if len(c.failures) > before:
+            self.wrong[c.label] += len(c.failures) - before
         if c.verified:
             self.verified.add(c.offer.plugin)
 

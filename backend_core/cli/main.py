@@ -69,13 +69,14 @@ def explain(model: str, as_json: bool, every: bool, options: tuple[str, ...]) ->
 
 @main.command()
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
-@click.option("--model", type=click.Path(path_type=Path), help="Also check a model directory.")
-def doctor(as_json: bool, model: Path | None) -> None:
-    """Check the installation (and a model). Exit code 1 on a fault; each fault comes with its mend."""
+@click.option("--model", "option", type=click.Path(path_type=Path), help="Also check a model directory.")
+@click.argument("model", required=False, type=click.Path(path_type=Path))
+def doctor(as_json: bool, option: Path | None, model: Path | None) -> None:
+    """Check the installation (and MODEL, a directory). Exit code 1 on a fault; each fault comes with its mend."""
     from ..doctor import run_doctor, to_json
     from . import tables
 
-    checks = run_doctor(model)
+    checks = run_doctor(option or model)
     if as_json:
         click.echo(to_json(checks))
     else:
@@ -169,7 +170,10 @@ def run(module: str, arguments: tuple[str, ...]) -> None:
     except ModuleNotFoundError:
         found = False
     if not found:
-        raise click.UsageError(f"there is no module {module} (is {module.partition('.')[0]} installed?)")
+        host = module.partition(".")[0]
+        if importlib.util.find_spec(host) is None:
+            raise click.UsageError(f"there is no module {module}: {host} is not installed")
+        raise click.UsageError(f"there is no module {module}{_meant(module)}")
     parser_hook.install()
     activate._watch_imports()
     # Given first, so that a --backend of the user's own still wins.
@@ -178,6 +182,16 @@ def run(module: str, arguments: tuple[str, ...]) -> None:
     if command is None:
         raise click.UsageError(f"{module} has no main() and is no command")
     sys.exit(command())
+
+
+def _meant(module: str) -> str:
+    """Commands of the host with a similar name, as a question."""
+    import difflib
+    import importlib.metadata
+
+    scripts = {e.name for e in importlib.metadata.entry_points(group="console_scripts")}
+    close = difflib.get_close_matches(module, sorted(s for s in scripts if s.startswith(module[:6])), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
 
 
 @main.group()

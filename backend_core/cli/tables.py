@@ -24,7 +24,9 @@ def _console(stderr: bool = False) -> Console:
 
 def print_plugins(records: list[dict[str, Any]]) -> None:
     """`mlx-accel plugins`."""
-    table = Table("plugin", "version", "distribution", "hooks", "kernels", "state", "why not")
+    table = Table()
+    for column in ("plugin", "version", "distribution", "hooks", "kernels", "state", "why not"):
+        table.add_column(column, overflow="fold")
     for r in records:
         kernels = ", ".join(f"{k['name']} ({k['device']})" for k in r["kernels"]) or "-"
         why = r["reason"] or (r["faults"][-1]["error"] if r["faults"] else "")
@@ -38,7 +40,9 @@ def print_plugins(records: list[dict[str, Any]]) -> None:
 
 def print_checks(checks: list[Any]) -> None:
     """`mlx-accel doctor`."""
-    table = Table("check", "", "found", "mend")
+    table = Table()
+    for column in ("check", "status", "found", "mend"):
+        table.add_column(column, overflow="fold")
     for c in checks:
         table.add_row(c.name, f"[{_STYLE.get(c.status, '')}]{c.status}[/]", escape(c.detail), escape(c.mend))
     _console().print(table)
@@ -48,7 +52,10 @@ def print_checks(checks: list[Any]) -> None:
 
 def print_report(report: Report, *, every: bool = False, stderr: bool = False) -> None:
     """`mlx-accel explain`, and ``report=full``."""
-    table = Table("sites", "layer", "shape", "rows", "runs", "x stock", "spread", "others, and why not")
+    table = Table()
+    for column in ("sites", "layer", "shape", "rows", "runs", "x stock", "spread", "how", "others, and why not"):
+        # Names matter more than alignment on a narrow terminal: fold them, never cut them.
+        table.add_column(column, overflow="fold")
     for group in _groups(report.decisions, every):
         d = group[0]
         for i, bucket in enumerate(d.buckets):
@@ -58,9 +65,9 @@ def print_report(report: Report, *, every: bool = False, stderr: bool = False) -
             spread = f"{bucket.spread:.0%}" if bucket.ratio else "-"
             runs = bucket.chosen if bucket.chosen == STOCK else f"[green]{bucket.chosen}[/]"
             first = i == 0
-            why = escape("\n".join(f"{loser.offer}: {loser.reason}" for loser in d.losers)) if first else bucket.how
+            why = escape("\n".join(f"{loser.offer}: {loser.reason}" for loser in d.losers)) if first else ""
             table.add_row(str(len(group)) if first else "", d.site.path if first else "",
-                          _shape(d) if first else "", rows, runs, ratio, spread, why)  # fmt: skip
+                          _shape(d) if first else "", rows, runs, ratio, spread, bucket.how, why)  # fmt: skip
     console = _console(stderr)
     console.print(table)
     console.print(report.line(), markup=False)

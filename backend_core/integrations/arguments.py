@@ -76,7 +76,7 @@ def host_command(frame: Any) -> str:
 def _add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("acceleration (mlx-accel)")
     group.add_argument(
-        "--backend", dest=_BACKEND, metavar="NAME", default=os.environ.get("MLX_ACCEL_BACKEND") or None,
+        "--backend", dest=_BACKEND, metavar="NAME",
         help=f"acceleration backend: {', '.join(backends.names())} (mlx is stock). "
              f"Default: $MLX_ACCEL_BACKEND, else mlx.",
     )  # fmt: skip
@@ -89,6 +89,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 def _apply(parser: argparse.ArgumentParser, name: str | None, options: list[str], command: str, parsed: Any
            ) -> None:  # fmt: skip
+    given = name is not None
+    name = name or os.environ.get("MLX_ACCEL_BACKEND", "").strip() or None
     if name is None:
         if options:
             parser.error("argument --backend-option: needs --backend NAME")
@@ -96,8 +98,12 @@ def _apply(parser: argparse.ArgumentParser, name: str | None, options: list[str]
     try:
         backends.switch_to(name, options, command)
     except (AccelError, ValueError) as error:
-        flag = "--backend" if isinstance(error, LookupError) else "--backend-option"
-        parser.error(f"argument {flag}: {error}")
+        text = str(error)
+        if isinstance(error, LookupError):
+            text = f"{'argument --backend' if given else 'environment variable MLX_ACCEL_BACKEND'}: {text}"
+        elif not text.startswith("environment variable"):
+            text = f"argument --backend-option: {text}"
+        parser.error(text)
     if name == backends.STOCK:
         return
     model = getattr(parsed, "model", None)
