@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .offers import Offer
-from .race import Timing
+from .race import RACE_ROWS, Timing
 
 
 @dataclass
@@ -37,6 +37,11 @@ class Candidate:
     @property
     def label(self) -> str:
         return self.offer.label
+
+    def raced_rows(self) -> list[int]:
+        """The rows at which it is raced."""
+        lo, hi = self.offer.rows
+        return [m for m in RACE_ROWS if m >= lo and (hi is None or m <= hi)]
 
     def fail(self, i: int, reason: str) -> None:
         """The offer is out at layer i."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ _OTHER_HOOKS = (
     ("fuse_moe", walk.find_moe),
     ("verify_draft", walk_calls.find_drafts),
 )
+_LOCK = threading.RLock()
 #: id(model) -> (weak reference, report, policy, host given by the caller, fingerprint of the stock layers).
 _STATES: dict[int, tuple[weakref.ref[Any], Report, Policy, PluginHost | None, tuple[Any, ...]]] = {}
 
@@ -48,20 +50,28 @@ def accelerate(model: Any, policy: Policy | None = None, *, host: PluginHost | N
     and returns the same report, unless weights were replaced in between: those layers are decided anew.
 
     Raises PluginError if a plugin named in ``policy.plugins`` cannot serve, or on any plugin fault under
-    ``strict``. On every exception, KeyboardInterrupt included, the model is left as it was.
+    ``strict``. On every exception, KeyboardInterrupt included, the model is left stock.
     """
-    policy = policy or Policy.from_options()
+    if policy is not None and not isinstance(policy, Policy):
+        raise TypeError(f"policy must be a Policy, not {policy!r}; write Policy(race='off')")
     if not hasattr(model, "named_modules"):
         raise TypeError(
             f"accelerate() takes a model (mlx.nn.Module), not {type(model).__name__}; "
             f"backend_core.load(path) loads one and accelerates it"
         )
-    previous = _state(model)
-    if previous is not None:
-        report, old_policy, old_host, fingerprint = previous
-        if old_policy == policy and old_host is host and not _changed(model, fingerprint):
-            return report
+    policy = policy or Policy.from_options()
+    with _LOCK:
+        previous = _state(model)
+        if previous is not None:
+            report, old_policy, old_host, fingerprint = previous
+            if old_policy == policy and old_host is host and not _changed(model, fingerprint):
+                return report
+        # Also for a part of an accelerated model: its layers are decided anew, not left half and half.
         restore(model)
+        return _accelerate(model, policy, host)
+
+
+def _accelerate(model: Any, policy: Policy, host: PluginHost | None) -> Report:
     begin = time.perf_counter()
     loaded = host or plugin_host(policy)
     report = Report(policy=policy.as_dict())
@@ -149,9 +159,15 @@ def restore(model: Any) -> int:
 
     Works on any model that holds accelerated layers, whoever accelerated them.
     """
-    count = sum(install.uninstall(module) for module in _modules(model)) + calls.uninstall(id(model))
-    _STATES.pop(id(model), None)
-    return count
+    with _LOCK:
+        state = _state(model)
+        for module in _modules(model):
+            slot = install.slot_of(module)
+            if slot is not None and (state is None or slot.report is not state[0]):
+                slot.report.note("a part of this model was restored or decided again afterwards")
+        count = sum(install.uninstall(module) for module in _modules(model)) + calls.uninstall(id(model))
+        _STATES.pop(id(model), None)
+        return count
 
 
 @contextlib.contextmanager

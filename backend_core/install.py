@@ -28,14 +28,14 @@ class Slot:
 
     small, large
         Callables for rows 1..16 and for more; None is stock.
-    arrays
+    snapshot
         The module's arrays at selection time. Side data of a callable belongs to these very arrays; as soon
         as the module holds others, stock runs.
     cast
         For embeddings under ``activations=float32``: lookups are handed out as float32.
     """
 
-    __slots__ = ("arrays", "cast", "dtype", "k", "large", "late", "probe", "report", "single", "size", "small",
+    __slots__ = ("cast", "dtype", "k", "large", "last", "late", "probe", "report", "single", "small", "snapshot",
                  "stale", "variants")  # fmt: skip
 
     def __init__(
@@ -54,32 +54,34 @@ class Slot:
         self.small, self.large = small, large
         # One callable for all rows also serves inside a shapeless trace, where rows are unknown.
         self.single = small if small is large else None
-        self.arrays = tuple((k, v) for k, v in module.items() if isinstance(v, mx.array))
-        self.size = len(module)
+        self.snapshot = native.snapshot(module)
         self.dtype = getattr(mx, probe.site.x_dtype) if probe else None
         self.k = probe.row_elements if probe else 1
+        self.last = probe.last_dimension if probe else None
         self.stale = False
         self.variants: dict[str, Slot | None] = {}
 
     def fresh(self, module: Any) -> bool:
         """True while the module holds the arrays it had at selection time."""
-        unchanged = len(module) == self.size and all(module.get(name) is array for name, array in self.arrays)
-        return unchanged or self._renew(module)
+        return bool(self.snapshot.holds(module))
 
     def call(self, module: Any, x: Any, *rest: Any) -> Any:
         """The layer's result: the chosen callable where it is valid, else stock."""
-        get = module.get
-        for name, array in self.arrays:
-            if get(name) is not array:
-                return self._stale(module, x, *rest)
-        if len(module) != self.size:
+        if not self.snapshot.holds(module):
             return self._stale(module, x, *rest)
         if x.dtype != self.dtype:
             return self._other_dtype(module, x, *rest)
+        # A wrong width is stock's error to raise, here and not when the kernel runs.
+        if self.last is not None and (not x.ndim or x.shape[-1] != self.last):
+            return self._stock(module, x, *rest)
         size = x.size
         if self.single is not None and size:
             return self.single(x, *rest)
         return self._by_rows(module, size, x, *rest)
+
+    def _stock(self, module: Any, x: Any, *rest: Any) -> Any:
+        assert self.probe is not None
+        return self.probe.stock(module, x, *rest)
 
     def _by_rows(self, module: Any, size: int, x: Any, *rest: Any) -> Any:
         assert self.probe is not None
@@ -90,21 +92,7 @@ class Slot:
         function = self.small if size <= 16 * self.k else self.large
         return self.probe.stock(module, x, *rest) if function is None else function(x, *rest)
 
-    def _renew(self, module: Any) -> bool:
-        """True if the module holds the same arrays under new Python objects, as mx.compile leaves them."""
-        now = tuple((name, module.get(name)) for name, _ in self.arrays)
-        if (
-            len(module) != self.size
-            or any(b is None for _, b in now)
-            or not all(native.same_array(a, b) for (_, a), (_, b) in zip(self.arrays, now, strict=True))
-        ):
-            return False
-        self.arrays = now
-        return True
-
     def _stale(self, module: Any, x: Any, *rest: Any) -> Any:
-        if self._renew(module):
-            return self.call(module, x, *rest)
         assert self.probe is not None
         # Inside a trace the module holds tracers for the time being; that is not a change of weights.
         if not self.stale and not native.in_tracing(x):
@@ -119,6 +107,8 @@ class Slot:
         """Activations of a dtype that was not verified: decide once for it, outside of any trace."""
         assert self.probe is not None
         name = dtype_name(x.dtype)
+        if name not in ("float32", "float16", "bfloat16"):
+            return self.probe.stock(module, x, *rest)
         variant = self.variants.get(name)
         if variant is None and name not in self.variants and self.late is not None and not native.in_tracing(x):
             variant = self.variants[name] = self.late(module, self.probe, name)

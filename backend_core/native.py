@@ -90,10 +90,31 @@ def in_dynamic_tracing() -> bool:
     return module is not None and bool(module.in_dynamic_tracing())
 
 
-def same_array(a: Any, b: Any) -> bool:
-    """True if two ``mx.array`` objects stand for one array; without the native module, if they are one object."""
+class PlainSnapshot:
+    """The arrays of a module at one moment, without the native module.
+
+    Goes by the identity of Python objects: it does not notice ``layer.scales *= 2`` or ``layer.scales[0] = 1``,
+    which keep the object and change what is in it.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self._size = len(module)
+        self._arrays = tuple((k, v) for k, v in module.items() if hasattr(v, "dtype"))
+
+    def holds(self, module: Any) -> bool:
+        """True if the dict has as many entries and the very same arrays."""
+        return len(module) == self._size and all(module.get(name) is array for name, array in self._arrays)
+
+    def put_back(self, module: Any) -> None:
+        """Puts the arrays back under their names."""
+        for name, array in self._arrays:
+            dict.__setitem__(module, name, array)
+
+
+def snapshot(layer: Any) -> Any:
+    """The arrays of a layer now, as an object with ``holds(layer)`` and ``put_back(layer)``."""
     module, _ = _load()
-    return a is b or (module is not None and bool(module.same_array(a, b)))
+    return PlainSnapshot(layer) if module is None else module.Snapshot(layer)
 
 
 def take_errors() -> list[str]:

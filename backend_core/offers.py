@@ -59,6 +59,11 @@ class Offer:
     def __post_init__(self) -> None:
         if not self.name or not isinstance(self.name, str):
             raise TypeError("Offer.name must be a non-empty string")
+        if len(self.name) > 80 or not self.name.isprintable():
+            raise ValueError(f"Offer.name must be at most 80 printable characters, not {self.name[:80]!r}")
+        for field_name in ("preference", "bytes_moved", "copies"):
+            if not isinstance(getattr(self, field_name), int):
+                raise TypeError(f"Offer {self.name!r}: {field_name} must be an integer")
         if not callable(self.build):
             raise TypeError(f"Offer {self.name!r}: build must be callable, not {type(self.build).__name__}")
         if self.exactness not in EXACTNESS:

@@ -7,9 +7,11 @@ exception and would lose the answers of every other plugin.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
+import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +28,9 @@ from .sites import SITE_TYPES, Site
 HOOKS = ("register_kernels", *SITE_TYPES)
 #: What a plugin's code may raise without consequence: sys.exit() in a plugin must not end the program.
 _FAULTS = (Exception, SystemExit)
+
+#: Context around a plugin's code.
+Watch = Callable[["PluginRecord"], Any]
 
 
 @dataclass
@@ -130,7 +135,8 @@ class PluginHost:
             if unmet := facts.unmet(self._devices, self._isa):
                 record.state, record.reason = "unmet", unmet
                 return
-            plugin = entry.load()
+            with contextlib.redirect_stdout(sys.stderr):
+                plugin = entry.load()
             if plugin is None:
                 raise TypeError(f"{entry.value} is None, not a plugin")
         except _FAULTS as error:
@@ -189,12 +195,16 @@ class PluginHost:
 
     def _fail(self, record: PluginRecord, where: str, error: BaseException) -> None:
         record.state = "failed"
-        record.reason = f"{where}: {type(error).__name__}: {error}"
+        record.reason = f"{where}: {describe(error)}"
         self._note(record, where, error)
 
     def _note(self, record: PluginRecord, where: str, error: BaseException) -> None:
-        text = f"{type(error).__name__}: {error}"
-        record.faults.append(Fault(where, text, "".join(traceback.format_exception(error))))
+        text = describe(error)
+        try:
+            trace = "".join(traceback.format_exception(error))
+        except Exception:  # an exception that cannot even be printed
+            trace = text
+        record.faults.append(Fault(where, text, trace))
         if self.policy.strict:
             raise PluginError(f"plugin {record.name!r}: {where}: {text}") from error
 
@@ -216,31 +226,32 @@ class PluginHost:
         """True if any ready plugin implements `hook`."""
         return bool(getattr(self._pm.hook, hook).get_hookimpls())
 
-    def ask(self, site: Site) -> Iterator[tuple[PluginRecord, list[Offer], str]]:
+    def ask(self, site: Site, watch: Watch | None = None) -> Iterator[tuple[PluginRecord, list[Offer], str]]:
         """For each plugin that implements the site's hook: its record, its offers, and what went wrong.
 
-        The third item is "" if the plugin answered properly.
+        The third item is "" if the plugin answered properly. watch(record) is entered around its code.
         """
         for impl in getattr(self._pm.hook, site.hook).get_hookimpls():
             record = self.records[impl.plugin_name]
             try:
-                offers = as_offers(_call(impl, {"site": site}), site)
+                with watch(record) if watch is not None else contextlib.nullcontext():
+                    offers = as_offers(_call(impl, {"site": site}), site)
                 names = [o.name for o in offers]
                 if len(set(names)) != len(names):
                     raise ValueError(f"two offers with one name: {names}")
             except _FAULTS as error:
                 self._note(record, f"{site.hook}({site.path})", error)
-                yield record, [], f"{type(error).__name__}: {error}"
+                yield record, [], describe(error)
                 continue
             for offer in offers:
                 object.__setattr__(offer, "plugin", record.name)
             yield record, offers, ""
 
-    def collect(self, site: Site) -> tuple[list[Offer], list[tuple[str, str]]]:
+    def collect(self, site: Site, watch: Watch | None = None) -> tuple[list[Offer], list[tuple[str, str]]]:
         """All offers for a site, and (plugin, reason) for each plugin that made none."""
         offers: list[Offer] = []
         refusals: list[tuple[str, str]] = []
-        for record, answer, wrong in self.ask(site):
+        for record, answer, wrong in self.ask(site, watch):
             offers += answer
             if wrong:
                 refusals.append((record.name, wrong))
@@ -251,7 +262,29 @@ class PluginHost:
                 refusals.append((record.name, record.reason))
         return offers, refusals
 
+    def retire(self, name: str, reason: str) -> None:
+        """Ask a plugin nothing more; `reason` stands in every report."""
+        record = self.records[name]
+        plugin = self._pm.get_plugin(name)
+        if plugin is not None:
+            self._pm.unregister(plugin)
+        record.state, record.reason = "failed", reason
+
+
+def describe(error: BaseException) -> str:
+    """Type and message, also of exceptions whose message cannot be made."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return f"{type(error).__name__} (its message cannot be shown)"
+
 
 def _call(impl: Any, arguments: dict[str, Any]) -> Any:
+    # What a plugin prints must not get between the lines of the user's output.
+    with contextlib.redirect_stdout(sys.stderr):
+        return _call_plainly(impl, arguments)
+
+
+def _call_plainly(impl: Any, arguments: dict[str, Any]) -> Any:
     # A plugin may take fewer arguments than the specification has.
     return impl.function(*[arguments[name] for name in impl.argnames])

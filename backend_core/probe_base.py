@@ -55,6 +55,8 @@ class Probe:
         Ranges of rows that are decided separately.
     row_elements
         Elements of the first argument that make one row.
+    last_dimension
+        Length of the first argument's last axis, None if that is not fixed.
     weightless
         True if the layers hold no arrays, so that one of a signature stands for all.
     sliceable
@@ -64,6 +66,7 @@ class Probe:
     """
 
     buckets: tuple[tuple[int, int | None], ...] = ((1, 16), (17, None))
+    last_dimension: int | None = None
     weightless = False
     sliceable = False
     proportional = False

@@ -29,6 +29,7 @@ class LinearProbe(Probe):
     def __init__(self, site: LinearSite) -> None:
         super().__init__(site)
         self.row_elements = site.k
+        self.last_dimension = None if site.kind == "multi" else site.k
 
     def stock(self, module: Any, *args: Any) -> Any:
         if self.site.kind == "embedding":

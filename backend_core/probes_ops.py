@@ -72,7 +72,15 @@ class OpProbe(Probe):
         return y.reshape(rows, -1)
 
 
-class RMSNormProbe(OpProbe):
+class NormProbe(OpProbe):
+    """Norms with a weight, whose length is the width."""
+
+    def __init__(self, site: OpSite) -> None:
+        super().__init__(site)
+        self.last_dimension = site.dims
+
+
+class RMSNormProbe(NormProbe):
     """``nn.RMSNorm``: ``f(x)``."""
 
     def expected(self, module: Any, x64: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -80,7 +88,7 @@ class RMSNormProbe(OpProbe):
         return y64, reference_ops.rms_norm_bound(y64, self.site.out_dtype)
 
 
-class LayerNormProbe(OpProbe):
+class LayerNormProbe(NormProbe):
     """``nn.LayerNorm``: ``f(x)``."""
 
     def expected(self, module: Any, x64: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

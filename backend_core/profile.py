@@ -2,7 +2,8 @@
 
     {"format": 1,
      "environments": {KEY: {"facts": {...}, "races": {SIGNATURE: {OFFER: {...}}}}},
-     "quarantine": {OFFER_KEY: {"offer": ..., "reason": ..., "when": ...}}}
+     "quarantine": {OFFER_KEY: {"offer": ..., "reason": ..., "when": ...}},
+     "strikes": {OFFER_KEY: how many processes ended while it was tried}}
 
 KEY hashes everything a time depends on (machine.environment_facts); another mlx, another thread count or a
 rebuilt kernel is another environment. The file is read whole and replaced whole: a reader sees the old or the
@@ -13,9 +14,11 @@ replaced by the next one written, one that cannot be written is noted; neither s
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import hashlib
 import json
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -46,12 +49,18 @@ class Profile:
         data = self._read()
         self._races = data["environments"].get(self.key, {}).get("races", {})
         self.quarantined: dict[str, dict[str, Any]] = data["quarantine"]
+        strikes = data.get("strikes")
+        self._strikes = {k: v for k, v in strikes.items() if isinstance(v, int)} if isinstance(strikes, dict) else {}
         dead = self._dead_markers()
         # A marker goes only once the quarantine it stands for is in the file.
-        if dead and self._update(lambda d: d["quarantine"].update(self.quarantined)):
+        if dead and self._update(self._merge_dead):
             for marker in dead:
                 with contextlib.suppress(OSError):
                     marker.unlink(missing_ok=True)
+
+    def _merge_dead(self, data: dict[str, Any]) -> None:
+        data["quarantine"].update(self.quarantined)
+        data["strikes"] = self._strikes
 
     # Races
 
@@ -98,22 +107,35 @@ class Profile:
     def in_flight(self, offer_key: str, offer: str) -> Iterator[None]:
         """Leaves a marker while an offer's code runs for the first time.
 
-        A crash of the process leaves the marker behind; the next process finds it, sees that its writer is
-        dead, and quarantines the offer. An exception or an interrupt removes it.
+        A crash of the process leaves the marker behind, with the crash noted beside it; the next process finds
+        both and quarantines the offer. A process that was merely ended (a signal from outside, a power cut) leaves
+        no such note, and its offer is tried once more. An exception or an interrupt removes the marker.
         """
         marker = self.path.parent / "inflight" / f"{offer_key}.{os.getpid()}.json"
+        crash = marker.with_suffix(".crash")
+        watched = faulthandler.is_enabled()
+        file = None
         try:
-            marker.parent.mkdir(parents=True, exist_ok=True)
-            facts = {"offer": offer, "offer_key": offer_key, "pid": os.getpid(), "boot": _boot_id(),
-                     "start": _start_time(os.getpid()), "when": time.time()}  # fmt: skip
-            marker.write_text(json.dumps(facts), encoding="utf-8")
-        except OSError as error:
-            self._note_unwritable(error)
-        try:
+            try:
+                marker.parent.mkdir(parents=True, exist_ok=True)
+                facts = {"offer": offer, "offer_key": offer_key, "pid": os.getpid(), "boot": _boot_id(),
+                         "start": _start_time(os.getpid()), "when": time.time()}  # fmt: skip
+                marker.write_text(json.dumps(facts), encoding="utf-8")
+                file = open(crash, "wb")  # noqa: SIM115  (the handler keeps it until the block ends)
+                faulthandler.enable(file, all_threads=False)
+            except OSError as error:
+                self._note_unwritable(error)
             yield
         finally:
-            with contextlib.suppress(OSError):
-                marker.unlink(missing_ok=True)
+            if file is not None:
+                faulthandler.disable()
+                file.close()
+                if watched and sys.__stderr__ is not None:
+                    with contextlib.suppress(OSError, ValueError):
+                        faulthandler.enable(sys.__stderr__)
+            for left in (marker, crash):
+                with contextlib.suppress(OSError):
+                    left.unlink(missing_ok=True)
 
     def _dead_markers(self) -> list[Path]:
         """Quarantine the offers of markers whose writer is dead, and return those markers."""
@@ -135,14 +157,17 @@ class Profile:
                 continue
             if data.get("boot") == _boot_id() and start is not None and _start_time(pid) == start:
                 continue  # its writer lives
+            dead += [marker, marker.with_suffix(".crash")]
+            self._strikes[offer_key] = self._strikes.get(offer_key, 0) + 1
+            if not _crashed(marker.with_suffix(".crash")) and self._strikes[offer_key] < 2:
+                self.notes.append(f"an earlier process ended while {offer} was tried; it is tried once more")
+                continue
             self.quarantined[offer_key] = {
                 "offer": offer,
                 "reason": "the process died while this offer ran for the first time",
                 "when": data.get("when"),
             }
-            note = f"{offer} is quarantined: an earlier process died while it ran"
-            self.notes.append(f"{note} (mlx-accel profile clear lifts this)")
-            dead.append(marker)
+            self.notes.append(f"{offer} is quarantined: an earlier process died while it ran")
         return dead
 
     # The file
@@ -234,6 +259,14 @@ def _well_formed(data: dict[str, Any]) -> bool:
 
 def _names(plugins: Any) -> list[str]:
     return sorted(plugins) if isinstance(plugins, dict) else []
+
+
+def _crashed(path: Path) -> bool:
+    """True if the crash of a process was noted in this file."""
+    try:
+        return path.stat().st_size > 0
+    except OSError:
+        return False
 
 
 def _age(path: Path) -> float:

@@ -31,6 +31,7 @@ SCRATCH_BYTES = 64 << 20
 _MAX_ROUNDS = 5
 _STOCK_BUDGET_S = 0.012
 _OURS_BUDGET_S = 0.1
+_HOPELESS_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,18 @@ class Timing:
     @property
     def ratio(self) -> float:
         return self.stock / self.ours if self.ours > 0 else 0.0
+
+    @property
+    def sane(self) -> bool:
+        """False for values that no race gives: the profile is a file that anybody may write."""
+        return all(isinstance(v, (int, float)) and 0 < v < 1e6 for v in (self.ours, self.stock)) and (
+            isinstance(self.spread, (int, float)) and 0 <= self.spread < 1e6
+        )
+
+    @property
+    def unclear(self) -> bool:
+        """True if the noise decided, and would decide otherwise on another day."""
+        return self.spread > 0.5 and 1 / CLEAR_LEAD < self.ratio < CLEAR_LEAD
 
     @property
     def noise(self) -> float:
@@ -88,6 +101,9 @@ def race(probe: Probe, modules: Sequence[Any], ours: Callable[..., Any], rows: S
         timing = _duel(probe, modules, ours, args, calls)
         result[m] = timing
         stock_cost = timing.stock / m
+        if timing.ratio < 1 / CLEAR_LEAD and timing.ours > _HOPELESS_S:
+            # It will not get better, and every further call costs.
+            return {r: result.get(r, timing) for r in sorted(rows)}
     return result
 
 

@@ -6,9 +6,12 @@ and slots, so that an interrupt or an error at any point leaves the model as it 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
-from collections import Counter
+import sys
+import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +22,7 @@ from .install import Slot
 from .integrations.attention import AttentionSlot
 from .integrations.functions import FunctionSlot
 from .offers import Offer
-from .plugins import PluginHost
+from .plugins import PluginHost, PluginRecord, describe
 from .policy import Policy
 from .probe_base import Probe
 from .probes_attention import AttentionProbe
@@ -28,8 +31,11 @@ from .probes_registry import probe_for
 from .profile import Profile
 from .race import Timing
 from .report import STOCK, Bucket, Decision, Loser, Report
-from .verify import verify
+from .verify import build, verify
 from .walk import Found
+
+#: What an offer may cost in all without winning anywhere.
+SPEND_S = 10.0
 
 Outcome = tuple[Found, Decision, Any]
 
@@ -41,6 +47,13 @@ class Session:
         self.policy, self.host, self.profile, self.report, self.device = policy, host, profile, report, device
         self.verified: set[str] = set()  # plugins with at least one offer that works
         self.wrong: Counter[str] = Counter()  # sites at which an offer failed verification
+        self.spent: defaultdict[str, float] = defaultdict(float)  # seconds, by label
+        self.winners: set[str] = set()
+        self.asked: set[str] = set()  # hooks
+        for record in host.all_records():
+            if record.state == "ready" and (reason := profile.quarantine_reason(self._plugin_key(record))):
+                report.note(f"{record.name} is quarantined ({reason}); mlx-accel profile clear lifts this")
+                host.retire(record.name, f"quarantined: {reason}")
 
     def modules(self, found: Sequence[Found]) -> list[Outcome]:
         """Decide for sites that are modules; one outcome per site, in order. No slot means stock."""
@@ -94,13 +107,17 @@ class Session:
         refusals: list[list[Loser]] = [[] for _ in found]
         candidates = self._candidates(found, refusals)
         for c in candidates:
+            begin = time.perf_counter()
+            self._remember(c, found)
             # One layer first: an offer that loses the race costs no more than that.
             for i in list(c.functions):
                 self._verify(c, found, probe, [i])
                 if i in c.verified:
                     break
             self._time(c, found, probe)
+            self.spent[c.label] += time.perf_counter() - begin
         decisions = self._settle(found, probe, candidates, refusals)
+        self.winners.update(w.label for _, winners in decisions for w in winners if w is not None)
         outcomes: list[Outcome] = []
         for i, (f, (decision, winners)) in enumerate(zip(found, decisions, strict=True)):
             slot = None
@@ -140,7 +157,10 @@ class Session:
     def _candidates(self, found: list[Found], refusals: list[list[Loser]]) -> list[Candidate]:
         candidates: dict[str, Candidate] = {}
         for i, f in enumerate(found):
-            offers, declined = self.host.collect(f.site)
+            # Hooks run for the first time at the first site of each kind.
+            watched = None if f.site.hook in self.asked else self._plugin_marker
+            self.asked.add(f.site.hook)
+            offers, declined = self.host.collect(f.site, watched)
             refusals[i] += [Loser(name, reason) for name, reason in declined]
             for offer in offers:
                 if reason := self._refusal(offer):
@@ -148,9 +168,12 @@ class Session:
                     continue
                 candidate = candidates.setdefault(offer.label, Candidate(offer))
                 try:
-                    candidate.functions[i] = offer.build(f.module)
-                except Exception as error:
-                    text = f"build: {type(error).__name__}: {error}"
+                    # The first build of a group may be the first time this code runs at all.
+                    watch = self._marker(candidate) if i == 0 else contextlib.nullcontext
+                    with watch(), contextlib.redirect_stdout(sys.stderr):
+                        candidate.functions[i] = build(offer, f.module)
+                except (Exception, SystemExit) as error:
+                    text = f"build: {describe(error)}"
                     candidate.fail(i, text)
                     if self.policy.strict:
                         raise PluginError(f"{offer.label} at {f.site.path}: {text}") from error
@@ -160,8 +183,19 @@ class Session:
         if offer.exactness == "lossy" and not self.policy.allow_lossy:
             return "lossy; allow=lossy admits it"
         if reason := self.profile.quarantine_reason(self.offer_key(offer)):
+            self.report.note(f"{offer.label} is quarantined ({reason}); mlx-accel profile clear lifts this")
             return f"quarantined: {reason}"
+        if self.spent[offer.label] > SPEND_S and offer.label not in self.winners:
+            return f"not tried: it took {self.spent[offer.label]:.0f} s at other sites without a win"
         return ""
+
+    def _plugin_key(self, record: PluginRecord) -> str:
+        """Identity of a plugin's hooks."""
+        parts = ("hooks", record.name, record.version, record.content_hash, str(self.profile.facts.get("mlx")))
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+    def _plugin_marker(self, record: PluginRecord) -> Any:
+        return self.profile.in_flight(self._plugin_key(record), record.name)
 
     def offer_key(self, offer: Offer) -> str:
         """Identity of an offer's code: plugin, version, kernel contents, mlx."""
@@ -170,6 +204,9 @@ class Session:
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
     def _marker(self, c: Candidate) -> Callable[[], Any]:
+        # What an earlier process has raced has run before.
+        if c.how == "profile":
+            return contextlib.nullcontext
         return functools.partial(self.profile.in_flight, self.offer_key(c.offer), c.label)
 
     def _verify(self, c: Candidate, found: list[Found], probe: Probe, indices: Sequence[int]) -> None:
@@ -182,21 +219,23 @@ class Session:
         if c.verified:
             self.verified.add(c.offer.plugin)
 
-    def _time(self, c: Candidate, found: list[Found], probe: Probe) -> None:
-        """Timings from the profile, else from a race."""
-        if not c.functions or self.policy.deterministic:
+    def _remember(self, c: Candidate, found: list[Found]) -> None:
+        """Timings from the profile, if it has all that are needed."""
+        stored = self.profile.get(found[0].site.signature, c.label)
+        if self.policy.deterministic or self.policy.race == "force" or stored is None:
             return
-        signature = found[0].site.signature
-        lo, hi = c.offer.rows
-        wanted = [m for m in race.RACE_ROWS if m >= lo and (hi is None or m <= hi)]
-        stored = None if self.policy.race == "force" else self.profile.get(signature, c.label)
-        if stored is not None and all(str(m) in stored["rows"] for m in wanted):
-            try:
-                c.timings = {m: Timing(**stored["rows"][str(m)]) for m in wanted}
-                c.how = "profile"
-                return
-            except TypeError:
-                pass  # written by hand or by a bug: race again
+        try:
+            timings = {m: Timing(**stored["rows"][str(m)]) for m in c.raced_rows()}
+        except (KeyError, TypeError):
+            return  # of another version, or written by hand
+        if all(t.sane for t in timings.values()):
+            c.timings, c.how = timings, "profile"
+
+    def _time(self, c: Candidate, found: list[Found], probe: Probe) -> None:
+        """Timings from a race, where the profile had none."""
+        if not c.functions or self.policy.deterministic or c.how == "profile":
+            return
+        signature, wanted = found[0].site.signature, c.raced_rows()
         if self.policy.race == "off":
             c.why_untimed = "never raced on this machine (race=off)"
             return
@@ -214,8 +253,11 @@ class Session:
                 for m in wanted:
                     mx.eval(ours(modules[0], *probe.args(m)))
             c.timings = race.race(probe, modules, ours, wanted, self.device)
-        except Exception as error:
-            c.why_untimed = f"race: {type(error).__name__}: {error}"
+        except (Exception, SystemExit) as error:
+            c.why_untimed = f"race: {describe(error)}"
+            return
+        if any(t.unclear for t in c.timings.values()):
+            self.report.note("the machine was busy: some races were too noisy to be remembered")
             return
         self.profile.put(signature, c.label, {
             "site": found[0].site.describe(), "rows": {str(m): t.as_dict() for m, t in c.timings.items()},

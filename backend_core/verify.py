@@ -8,6 +8,8 @@ from typing import Any
 from . import native, race
 from .candidates import Candidate
 from .errors import PluginError, VerificationError
+from .offers import Offer
+from .plugins import describe
 from .probe_base import Probe
 from .walk import Found
 
@@ -30,18 +32,45 @@ def verify(
         _verify_some(candidate, found, probe, waiting[begin : begin + at_once], marker, strict)
 
 
+def build(offer: Offer, module: Any) -> Any:
+    """The offer's callable for a layer, which must be left as it was.
+
+    Raises whatever the offer raises, and VerificationError if it changed the layer; then the layer is as before.
+    """
+    if module is None:
+        return offer.build(None)
+    before, cls, attributes = native.snapshot(module), type(module), dict(module.__dict__)
+    keys = set(module)
+    changed = True
+    try:
+        function = offer.build(module)
+        changed = not before.holds(module) or type(module) is not cls or module.__dict__ != attributes
+    finally:
+        if changed:
+            for key in set(module) - keys:
+                del module[key]
+            before.put_back(module)
+            if type(module) is not cls:
+                module.__class__ = cls
+            module.__dict__.clear()
+            module.__dict__.update(attributes)
+    if changed:
+        raise VerificationError("build changed the layer's arrays, class or attributes; it was put back as it was")
+    return function
+
+
 def _verify_some(
     candidate: Candidate, found: Sequence[Found], probe: Probe, indices: Sequence[int], marker: Any, strict: bool
 ) -> None:
     import mlx.core as mx
 
     results: dict[int, list[tuple[int, Any]]] = {}
-    faults: dict[int, Exception] = {}
+    faults: dict[int, BaseException] = {}
     with marker():
         for i in indices:
             try:
                 results[i] = [(rows, candidate.functions[i](*a)) for rows, a in probe.cases(candidate.offer, i)]
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 faults[i] = error
         try:
             mx.eval([y for r in results.values() for _, y in r if y is not NotImplemented])
@@ -61,8 +90,8 @@ def _verify_some(
                 raise VerificationError("; ".join(dict.fromkeys(kernel_errors)))
             probe.check(candidate.offer, found[i].module, results[i])
             candidate.verified.add(i)
-        except Exception as error:
-            text = str(error) if isinstance(error, VerificationError) else f"raised {type(error).__name__}: {error}"
+        except (Exception, SystemExit) as error:
+            text = str(error) if isinstance(error, VerificationError) else f"raised {describe(error)}"
             candidate.fail(i, text)
             if strict:
                 raise PluginError(f"{candidate.label} at {found[i].site.path}: {text}") from error

@@ -333,7 +333,7 @@ def test_two_processes_lose_nothing_and_readers_never_see_half_a_file(fresh, fil
 
 
 def markers(file):
-    return sorted((file.parent / "inflight").glob("*"))
+    return sorted((file.parent / "inflight").glob("*.json"))
 
 
 def test_quarantine_is_remembered_across_environments(fresh):
@@ -365,23 +365,50 @@ def test_exceptions_and_interrupts_remove_the_marker(fresh, file, error):
     assert fresh().quarantine_reason("key") == ""
 
 
-@pytest.mark.parametrize("end", ["os._exit(1)", "os.kill(os.getpid(), 11)", "os.kill(os.getpid(), 9)"])
-def test_a_crash_is_quarantined_by_the_next_process_for_good(fresh, file, end):
-    out = run(f"p = Profile({{}}, Path(sys.argv[1]))\nwith p.in_flight('key', 'a/x'): {end}", file)
+def die(file, end, key="key"):
+    out = run(f"p = Profile({{}}, Path(sys.argv[1]))\nwith p.in_flight('{key}', 'a/{key}'): {end}", file)
     assert out.returncode != 0
     assert len(markers(file)) == 1
+
+
+REASON = "the process died while this offer ran for the first time"
+
+
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 11)", "os.abort()", "os.kill(os.getpid(), 8)"])
+def test_a_crash_is_quarantined_by_the_next_process_for_good(fresh, file, end):
+    die(file, end)
     p = fresh()
-    assert p.quarantine_reason("key") == "the process died while this offer ran for the first time"
-    assert p.notes == ["a/x is quarantined: an earlier process died while it ran (mlx-accel profile clear lifts this)"]
-    assert markers(file) == []
+    assert p.quarantine_reason("key") == REASON
+    assert p.notes == ["a/key is quarantined: an earlier process died while it ran"]
+    assert markers(file) == [] and list((file.parent / "inflight").iterdir()) == []
     # Known from the file now, without another note.
     q = fresh({"other": 1})
     assert q.quarantine_reason("key") != "" and q.notes == []
 
 
+@pytest.mark.parametrize("end", ["os._exit(1)", "os.kill(os.getpid(), 9)", "os.kill(os.getpid(), 15)"])
+def test_a_process_that_was_ended_gives_a_second_chance(fresh, file, end):
+    die(file, end)
+    p = fresh()
+    assert p.quarantine_reason("key") == ""
+    assert p.notes == ["an earlier process ended while a/key was tried; it is tried once more"]
+    assert fresh().notes == []
+    die(file, end)
+    assert fresh().quarantine_reason("key") == REASON
+
+
+def test_the_crash_handler_of_the_program_is_given_back(fresh):
+    import faulthandler
+
+    watched = faulthandler.is_enabled()
+    with fresh().in_flight("key", "a/x"):
+        assert faulthandler.is_enabled()
+    assert faulthandler.is_enabled() is watched
+
+
 def test_a_second_crash_of_another_offer_adds_to_the_first(fresh, file):
     for key in ("one", "two"):
-        run(f"p = Profile({{}}, Path(sys.argv[1]))\nwith p.in_flight('{key}', 'a/{key}'): os._exit(1)", file)
+        run(f"p = Profile({{}}, Path(sys.argv[1]))\nwith p.in_flight('{key}', 'a/{key}'): os.abort()", file)
     p = fresh()
     assert p.quarantine_reason("one") and p.quarantine_reason("two")
     assert len(p.notes) == 1  # the first one was noted by the second process
@@ -391,7 +418,7 @@ def test_a_zombie_counts_as_dead(fresh, file):
     code = PREAMBLE + (
         "if os.fork() == 0:\n"
         "    p = Profile({}, Path(sys.argv[1]))\n"
-        "    with p.in_flight('key', 'a/x'): os._exit(1)\n"
+        "    with p.in_flight('key', 'a/x'): os.abort()\n"
         "print('x', flush=True); time.sleep(60)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", code, str(file)], stdout=subprocess.PIPE, text=True)
@@ -426,6 +453,7 @@ def write_marker(file, **changes):
 )  # fmt: skip
 def test_a_reused_pid_or_another_boot_means_dead(fresh, file, changes, dead):
     path = write_marker(file, **changes)
+    path.with_suffix(".crash").write_text("Fatal Python error: Segmentation fault")
     assert bool(fresh().quarantine_reason("key")) is dead
     assert path.exists() is not dead
 
@@ -443,6 +471,7 @@ def test_half_a_marker_is_left_alone_at_first_and_swept_later(fresh, file, text)
 
 def test_a_marker_stays_until_its_quarantine_is_saved(fresh, file, monkeypatch):
     path = write_marker(file, start="1")
+    path.with_suffix(".crash").write_text("Fatal Python error: Segmentation fault")
     monkeypatch.setattr(Profile, "_update", lambda self, change: False)
     p = fresh()
     assert p.quarantine_reason("key") != ""

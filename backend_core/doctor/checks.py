@@ -64,7 +64,7 @@ def _environment() -> list[Check]:
 def _installation() -> list[Check]:
     from . import installation as i
 
-    sections = (i.native_checks, i.backend_checks, i.plugin_checks)
+    sections = (i.native_checks, i.backend_checks, i.plugin_checks, i.quarantine_checks)
     return [check for section in sections for check in guarded(section.__name__, section)]
 
 

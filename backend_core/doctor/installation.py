@@ -43,6 +43,22 @@ def backend_checks() -> list[Check]:
     return checks or [ok("backends", ", ".join(backends.names()))]
 
 
+def quarantine_checks() -> list[Check]:
+    """Offers that killed a process are not used any more."""
+    import json
+
+    from .. import paths
+
+    try:
+        entries = json.loads(paths.profile_path().read_text(encoding="utf-8")).get("quarantine", {}).values()
+        names = sorted({f"{e['offer']} ({e['reason']})" for e in entries})
+    except (OSError, ValueError, AttributeError, TypeError, KeyError):
+        return []  # the profile has checks of its own
+    if not names:
+        return [ok("quarantine", "empty")]
+    return [note("quarantine", "; ".join(names), "`mlx-accel profile clear` lifts it, once the cause is gone.")]
+
+
 def plugin_checks() -> list[Check]:
     """State of every installed plugin; a broken one is a fault, one that does not fit here a note."""
     from .. import core

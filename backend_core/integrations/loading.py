@@ -53,6 +53,8 @@ def wrap(host: str, original: Callable[..., Any], current: Callable[[], Context 
             raise
         except KeyboardInterrupt:
             sys.stderr.write("[accel] interrupted; the model was left stock\n")
+            if context.command and threading.current_thread() is threading.main_thread():
+                raise SystemExit(130) from None
             raise
 
     load_model._accel_original = original  # type: ignore[attr-defined]

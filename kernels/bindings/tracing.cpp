@@ -37,17 +37,49 @@ bool shapeless() {
 
 } // namespace
 
+/* The arrays of a module at one moment: whether it still holds them, and giving them back.
+ *
+ * Python objects do not tell: assigning to an element or `a *= 2` keeps the object and puts another array into
+ * it, and mx.compile puts new objects for the same arrays back. The arrays are kept alive, so that no later array
+ * can have the id of one of them. */
+struct Snapshot {
+  Py_ssize_t size = 0; // of the dict, arrays or not
+  std::vector<std::pair<nb::object, mx::array>> arrays;
+
+  explicit Snapshot(nb::dict module) : size(Py_ssize_t(module.size())) {
+    for (auto [name, value] : module) {
+      if (nb::isinstance<mx::array>(value)) arrays.emplace_back(nb::borrow(name), nb::cast<mx::array>(value));
+    }
+  }
+
+  bool holds(nb::dict module) const {
+    if (Py_ssize_t(module.size()) != size) return false;
+    for (const auto& [name, array] : arrays) {
+      PyObject* now = PyDict_GetItemWithError(module.ptr(), name.ptr());
+      if (!now || !nb::isinstance<mx::array>(now) || nb::inst_ptr<mx::array>(now)->id() != array.id()) return false;
+    }
+    return true;
+  }
+
+  void put_back(nb::dict module) const {
+    for (const auto& [name, array] : arrays) {
+      if (PyDict_SetItem(module.ptr(), name.ptr(), nb::cast(array).ptr()) != 0) throw nb::python_error();
+    }
+  }
+};
+
 void register_tracing(nb::module_& m) {
+  nb::class_<Snapshot>(m, "Snapshot", "The arrays of a module (a dict) at one moment.")
+      .def(nb::init<nb::dict>(), "module"_a)
+      .def("holds", &Snapshot::holds, "module"_a,
+           "True if the dict has as many entries and the very same arrays, under whatever Python objects.")
+      .def("put_back", &Snapshot::put_back, "module"_a, "Puts the arrays back under their names.");
   m.def(
       "in_tracing", [](const mx::array* a) { return a ? a->is_tracer() : tracing(); }, "array"_a = nb::none(),
       "True while mlx records a graph (mx.compile, mx.grad, mx.vjp, mx.jvp, mx.vmap, mx.export_function) on this "
       "thread; with an array, True if that array is part of what is being recorded.");
   m.def("in_dynamic_tracing", &shapeless,
         "True while mlx records a graph whose shapes may differ at replay (shapeless compile or export).");
-  m.def(
-      "same_array", [](const mx::array& a, const mx::array& b) { return a.id() == b.id(); }, "a"_a, "b"_a,
-      "True if two Python objects stand for one array. mx.compile puts new objects for the arrays it captured "
-      "back into their containers.");
 }
 
 } // namespace accel
