@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from . import activations, install, machine, native, walk, walk_calls
-from .integrations import calls
+from .integrations import calls, scope
 from .plugins import PluginHost
 from .policy import Policy, strange_variables
 from .probe_base import forget_inputs
@@ -128,26 +128,24 @@ def _select(model: Any, policy: Policy, host: PluginHost, report: Report) -> Non
         from .integrations import vlm
 
         vlm.install()
-    done: list[Any] = []
     try:
         for found, _, slot in chosen:
             if slot is None:
                 continue
             if found.module is None:
-                calls.install(slot, id(model))
+                calls.install(slot, found.callers, id(model))
             else:
-                done.append(found.module)
                 install.install(found.module, slot)
         for module in cast:
             slot = install.slot_of(module)
-            done.append(module)
             if slot is None:
                 install.install(module, install.Slot(module, report, cast=True))
             else:
                 slot.cast = True
     except BaseException:
-        for module in done:
+        for module in _modules(model):
             install.uninstall(module)
+            scope.uninstall(module)
         calls.uninstall(id(model))
         raise
     if cast:
@@ -166,6 +164,8 @@ def restore(model: Any) -> int:
             if slot is not None and (state is None or slot.report is not state[0]):
                 slot.report.note("a part of this model was restored or decided again afterwards")
         count = sum(install.uninstall(module) for module in _modules(model)) + calls.uninstall(id(model))
+        for module in _modules(model):
+            scope.uninstall(module)
         _STATES.pop(id(model), None)
         return count
 

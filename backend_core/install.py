@@ -129,7 +129,7 @@ def accelerated_class(stock: type) -> type:
         "__module__": stock.__module__,
         "__qualname__": stock.__qualname__,
         "__doc__": stock.__doc__,
-        "__reduce_ex__": _reduce,
+        "__reduce_ex__": stock_reduce,
     }
     kind = _kind(stock)
     if kind == "embedding":
@@ -200,12 +200,11 @@ def install(module: Any, slot: Slot) -> None:
 
 def uninstall(module: Any) -> bool:
     """Give the layer its stock class back. False if it was not accelerated."""
-    cls = type(module)
-    stock = cls.__dict__.get("_accel_stock")
-    if stock is None:
+    stock = type(module).__dict__.get("_accel_stock")
+    if stock is None or KEY not in module.__dict__:
         return False
     module.__class__ = stock
-    module.__dict__.pop(KEY, None)
+    del module.__dict__[KEY]
     return True
 
 
@@ -243,12 +242,12 @@ def _kind(stock: type) -> str:
     return "rope" if stock is nn.RoPE else linear_kinds().get(stock, "linear")
 
 
-def _reduce(self: Any, protocol: Any) -> tuple[Any, ...]:
+def stock_reduce(self: Any, protocol: Any) -> tuple[Any, ...]:
     """Copies and pickles are stock layers: kernels and races belong to this process and this object.
 
     copyreg's reconstructor is what pickle itself uses for subclasses of dict (protocols 0 and 1), so that
     the pickle can be read where mlx-accel is not installed.
     """
     stock = type(self)._accel_stock
-    state = {k: v for k, v in self.__dict__.items() if k != KEY}
+    state = {k: v for k, v in self.__dict__.items() if not k.startswith(KEY)}
     return copyreg._reconstructor, (stock, dict, dict(self)), state  # type: ignore[attr-defined]

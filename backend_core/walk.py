@@ -35,6 +35,8 @@ class Found:
 
     site: Any
     module: Any
+    #: For sites that are not modules: the modules whose calls the site stands for.
+    callers: tuple[Any, ...] = ()
 
 
 def stock_class(module: Any) -> type:

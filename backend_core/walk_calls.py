@@ -10,7 +10,7 @@ from typing import Any
 
 from .machine import default_device
 from .sites import AttentionSite, DraftSite, OpSite
-from .walk import Found, activations_dtype, host_of, model_type_of, modules_of
+from .walk import Found, activations_dtype, host_of, model_type_of, modules_of, stock_class
 
 _HEADS = ("n_heads", "num_heads", "num_attention_heads")
 _KV_HEADS = ("n_kv_heads", "num_kv_heads", "num_key_value_heads")
@@ -27,7 +27,8 @@ def find_attention(model: Any, x_dtype: str = "") -> list[Found]:
     if not host:
         return []
     dtype = x_dtype or activations_dtype(model) or "float32"
-    found: dict[tuple[Any, ...], Found] = {}
+    found: dict[tuple[Any, ...], AttentionSite] = {}
+    callers: dict[tuple[Any, ...], list[Any]] = {}
     for path, module in modules_of(model):
         heads = _first(module, _HEADS)
         scale = getattr(module, "scale", getattr(module, "sm_scale", None))
@@ -40,14 +41,14 @@ def find_attention(model: Any, x_dtype: str = "") -> list[Found]:
             continue
         sinks = module.get("sinks") is not None
         shape = (heads, kv_heads, head_dim, float(scale), sinks)
+        callers.setdefault(shape, []).append(module)
         if shape not in found:
-            site = AttentionSite(
+            found[shape] = AttentionSite(
                 path=f"{path}[attention]", device=default_device(), host=host, model_type=model_type_of(model),
                 n_heads=heads, n_kv_heads=kv_heads, head_dim=head_dim, value_dim=head_dim, mask="any",
                 q_dtype=dtype, kv_dtype=dtype, has_sinks=sinks, scale=float(scale),
             )  # fmt: skip
-            found[shape] = Found(site, None)
-    return list(found.values())
+    return [Found(site, None, tuple(callers[shape])) for shape, site in found.items()]
 
 
 def find_drafts(model: Any, x_dtype: str = "") -> list[Found]:
@@ -89,12 +90,13 @@ def find_functions(model: Any, x_dtype: str = "") -> list[Found]:
     from .integrations import functions
 
     host = host_of(model)
-    defined_in = {type(m).__module__ for _, m in modules_of(model)}
     found = []
     for (owner, variant), (module, _) in functions.FUNCTIONS.items():
         if owner != host or module not in sys.modules:
             continue
-        if defined_in.isdisjoint(name for name, _ in functions.users(host, variant)):
+        names = dict(functions.users(host, variant))
+        callers = tuple(m for _, m in modules_of(model) if _calls(stock_class(m), names))
+        if not callers:
             continue
         dtype = x_dtype or activations_dtype(model) or "float32"
         config = getattr(model, "args", None) or getattr(model, "config", None)
@@ -104,5 +106,16 @@ def find_functions(model: Any, x_dtype: str = "") -> list[Found]:
             dims=width if isinstance(width, int) and width > 0 else 1024, device=default_device(),
             model_type=model_type_of(model),
         )  # fmt: skip
-        found.append(Found(site, None))
+        found.append(Found(site, None, callers))
     return found
+
+
+def _calls(cls: type, names: dict[str, str]) -> bool:
+    """True if code of the class names the function that its module holds."""
+    return any(
+        code is not None and names.get(base.__module__) in code.co_names
+        for base in cls.__mro__
+        if base.__module__ in names
+        for function in vars(base).values()
+        if (code := getattr(function, "__code__", None)) is not None
+    )

@@ -148,7 +148,22 @@ def test_routes_of_a_model_that_is_gone_are_gone() -> None:
     assert not hasattr(base(), "_accel_route")
 
 
-def test_two_models_of_one_shape_share_the_route() -> None:
+def test_a_model_of_the_same_shape_that_was_not_accelerated_keeps_stocks_bits() -> None:
+    model, other = tiny_models.build("llama", bits=4), tiny_models.build("llama", bits=4, seed=1)
+    want = tiny_models.logits(other)
+    seen: list = []
+    accelerate(model, DETERMINISTIC, host=toys.host(DETERMINISTIC, p=plugin(lambda y: y, seen)))
+    seen.clear()
+    for x, y in zip(tiny_models.logits(other), want, strict=True):
+        assert mx.array_equal(x, y)
+    assert seen == []
+    # A part of the accelerated model is served too, whoever calls it.
+    model.model(mx.array([[1, 2, 3]]))
+    assert len(seen) == len(model.layers)
+    restore(model)
+
+
+def test_two_models_of_one_shape_have_their_own_routes() -> None:
     a, b = tiny_models.build("llama", bits=4), tiny_models.build("llama", bits=4, seed=1)
     for model in (a, b):
         accelerate(model, DETERMINISTIC, host=toys.host(DETERMINISTIC, p=plugin()))

@@ -167,7 +167,10 @@ def test_gated_activations_are_rebound_and_given_back(name) -> None:
     assert decision.site.variant == "swiglu"
     assert all(u.swiglu is not stock for u in users) and users[0].swiglu is users[1].swiglu
     close(tiny_models.logits(model), want)
-    # What was not decided for goes to stock: other dtypes, broadcast arguments, keywords.
+    other = tiny_models.build(name, bits=4)
+    for x, y in zip(tiny_models.logits(other), want, strict=True):
+        assert mx.array_equal(x, y)  # another model keeps stock's bits
+    # What was not decided for goes to stock: other dtypes, broadcast arguments, calls from elsewhere.
     a, b = mx.ones((2, 4), mx.float16), mx.ones((1, 4))
     for x, y in ((a, a), (b, a), (b, mx.ones((2, 4)))):
         assert mx.array_equal(activations.swiglu(x, y), stock(x, y))

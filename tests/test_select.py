@@ -225,6 +225,55 @@ def test_exceptions_anywhere_are_reasons_and_under_strict_errors(where) -> None:
     assert type(model.a) is nn.QuantizedLinear
 
 
+@pytest.mark.parametrize(
+    "mutate",
+    [
+        lambda m: setattr(m, "scales", m.scales * 0),
+        lambda m: m.scales.__imul__(2.0),
+        lambda m: setattr(m, "extra", mx.zeros((3,))),
+        lambda m: m.__dict__.update(bits=2),
+        lambda m: m.__dict__.update(new="attribute"),
+    ],
+    ids=["other arrays", "in place", "new array", "changed attribute", "new attribute"],
+)
+def test_a_build_that_changes_the_layer_is_undone_and_out(mutate) -> None:
+    def select_linear(site):
+        def build(module):
+            right = toys.dequantized(site, module)
+            mutate(module)
+            return right
+
+        return Offer("meddler", build, row_invariant=True)
+
+    model = Two()
+    want = model(mx.ones((1, 64)))
+    state = [(dict(m.__dict__), sorted(m)) for m in (model.a, model.b)]
+    report = select(model=model, p=toys.module_with(select_linear=select_linear))
+    assert report.decision("a").chosen == STOCK and "build changed the layer" in losers(report)["p/meddler"]
+    assert [(dict(m.__dict__), sorted(m)) for m in (model.a, model.b)] == state
+    assert mx.array_equal(model(mx.ones((1, 64))), want)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), type("Mute", (Exception,), {"__str__": lambda self: 1 / 0})()])
+@pytest.mark.parametrize("where", ["build", "call"])
+def test_what_a_plugin_raises_never_escapes(error, where) -> None:
+    def select_linear(site):
+        def build(module):
+            if where == "build":
+                raise error
+
+            def call(x):
+                raise error
+
+            return call
+
+        return Offer("p", build, row_invariant=True)
+
+    report = select(p=toys.module_with(select_linear=select_linear))
+    assert report.decision("a").chosen == STOCK and type(error).__name__ in losers(report)["p/p"]
+    assert (report.notes and "failed verification" in report.notes[-1]) or where == "build"
+
+
 def test_lossy_offers_need_permission_and_keep_their_tolerance() -> None:
     def plugin(error: float):
         def select_linear(site):

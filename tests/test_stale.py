@@ -9,7 +9,7 @@ import tiny_models
 import toys
 from mlx.utils import tree_map
 
-from backend_core import Policy, accelerate, restore
+from backend_core import Policy, accelerate, native, restore
 
 DETERMINISTIC = Policy(deterministic=True, activations="model")
 X = mx.array([[3, 1, 4, 1, 5]])
@@ -59,10 +59,27 @@ x = mx.random.normal((3, 64), key=mx.random.key(1))
         lambda m: setattr(m.a, "weight", m.a.weight + 1),
         lambda m: setattr(m.a, "bias", m.a.bias + 1),
         lambda m: m.update(tree_map(lambda p: p + 0, m.parameters())),
+        lambda m: m.a.scales.__imul__(3.0),
+        lambda m: m.a.scales.__setitem__((0, 0), 7.0),
+        lambda m: m.a.bias.__iadd__(5.0),
+        lambda m: m.a.weight.__setitem__(0, 0),
     ],
-    ids=["load_weights", "update", "scales", "weight", "bias", "same values in other arrays"],
+    ids=[
+        "load_weights",
+        "update",
+        "scales",
+        "weight",
+        "bias",
+        "same values in other arrays",
+        "in place: scales",
+        "in place: one scale",
+        "in place: bias",
+        "in place: weight",
+    ],
 )
-def test_replaced_weights_are_used_and_reported(change) -> None:
+def test_replaced_weights_are_used_and_reported(change, request) -> None:
+    if "in place" in request.node.callspec.id and not native.available():
+        pytest.skip("only the native module sees what is inside an mx.array object")
     model, report = probe()
     change(model)
     agree(model, x)
@@ -141,7 +158,7 @@ def test_compile_traces_the_installed_callable_and_replays_at_other_rows() -> No
 
 
 def test_range_limited_offers_do_not_run_inside_a_shapeless_trace() -> None:
-    from backend_core import Offer, native
+    from backend_core import Offer
 
     if not native.available():
         pytest.skip("a shapeless trace is only visible with the native module")
@@ -196,8 +213,6 @@ def test_a_callable_compiled_before_accelerate_keeps_what_it_traced() -> None:
 
 def test_traces_with_captured_state_are_not_taken_for_changed_weights() -> None:
     """mx.compile puts other Python objects for the very same arrays back into the module."""
-    from backend_core import native
-
     if not native.available():
         pytest.skip("only the native module can tell that two mx.array objects are one array")
     model, report = probe()
@@ -220,3 +235,27 @@ def _flat(model: nn.Module) -> list:
     from mlx.utils import tree_flatten
 
     return tree_flatten(model.parameters())
+
+
+def test_a_wrong_width_is_stocks_error_at_once() -> None:
+    model, _ = probe()
+    with pytest.raises(ValueError):
+        mx.eval(model.a(mx.ones((2, 63))))
+    agree(model, x)
+
+
+def test_activations_that_are_no_floats_go_to_stock() -> None:
+    model, _ = probe(bits=0)
+    ints = mx.ones((2, 64), mx.int32)
+    stock = type(model.a).__mro__[1]
+    assert mx.array_equal(model.a(ints), stock.__call__(model.a, ints))
+
+
+def test_a_part_can_be_decided_again_or_restored() -> None:
+    model, report = probe()
+    inner = accelerate(model.a, Policy(deterministic=True, activations="model", plugins="none"))
+    assert inner.counts() == {"stock": 1} and type(model.a) is nn.QuantizedLinear
+    assert any("a part of this model" in n for n in report.notes)
+    agree(model, x)
+    again = accelerate(model, DETERMINISTIC, host=toys.host(DETERMINISTIC, exact=toys.exact_plugin()))
+    assert again is not report and all(d.chosen == "exact/exact" for d in again.decisions)

@@ -1,8 +1,8 @@
 """Attention: one route per host package, from its one attention function to the offers that were chosen.
 
 A hundred model files hold ``scaled_dot_product_attention`` by name, so the function object stays and its code
-is replaced: by a call of :func:`route`. Which offer serves a call is a look-up by shape and dtype. Models that
-were not accelerated never put an entry there; while no model is accelerated the function has its own code.
+is replaced by a look-up: by the model whose block is calling (see :mod:`.scope`), shape and dtype. Calls of other
+models, and all calls while no model is accelerated, run the function's own code.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import Any
 
 from ..probes_attention import AttentionProbe
 from ..report import Report
+from . import scope
 
 _ROUTE, _STOCK = "_accel_route", "_accel_stock_attention"
-#: key -> [(owner, small, large)], the last entry serves.
-_table: dict[tuple[Any, ...], list[tuple[int, Callable[..., Any] | None, Callable[..., Any] | None]]] = {}
+#: (owner, *key) -> (small, large).
+_table: dict[tuple[Any, ...], tuple[Callable[..., Any] | None, Callable[..., Any] | None]] = {}
 
 
 def scaled_dot_product_attention(queries, keys, values, cache, scale, mask, sinks=None):
@@ -51,24 +52,19 @@ def install(slot: AttentionSlot, owner: int) -> None:
 
     s = slot.probe.site
     q, kv = getattr(mx, s.q_dtype), getattr(mx, s.kv_dtype)
-    key = (s.host, s.n_heads, s.n_kv_heads, s.head_dim, s.value_dim, q, kv, kv, s.has_sinks)
-    _table.setdefault(key, []).append((owner, slot.small, slot.large))
+    key = (owner, s.host, s.n_heads, s.n_kv_heads, s.head_dim, s.value_dim, q, kv, kv, s.has_sinks)
+    _table[(owner, *key)] = slot.small, slot.large
     _hook(s.host)
 
 
 def uninstall(owner: int) -> int:
     """Remove the entries of a model; the hosts' functions get their code back with the last one."""
-    count = 0
-    for key in list(_table):
-        kept = [entry for entry in _table[key] if entry[0] != owner]
-        count += len(_table[key]) - len(kept)
-        if kept:
-            _table[key] = kept
-        else:
-            del _table[key]
-    for host in {"mlx_lm", "mlx_vlm"} - {key[0] for key in _table}:
+    mine = [key for key in _table if key[0] == owner]
+    for key in mine:
+        del _table[key]
+    for host in {"mlx_lm", "mlx_vlm"} - {key[1] for key in _table}:
         _unhook(host)
-    return count
+    return len(mine)
 
 
 def stock_function(host: str) -> Callable[..., Any]:
@@ -86,13 +82,13 @@ def _hook(host: str) -> None:
     setattr(module, _STOCK, stock)
 
     def route(queries: Any, keys: Any, values: Any, cache: Any, scale: Any, mask: Any, sinks: Any) -> Any:
+        model = scope.owner.get()
         # Quantized caches hand over tuples.
-        if type(keys) is tuple or hasattr(cache, "bits") or queries.size == 0 or keys.size == 0:
+        if not model or type(keys) is tuple or hasattr(cache, "bits") or queries.size == 0 or keys.size == 0:
             return stock(queries, keys, values, cache, scale, mask, sinks)
-        entries = _table.get(key_of(host, queries, keys, values, sinks))
-        if entries is not None:
-            _, small, large = entries[-1]
-            function = small if queries.shape[2] <= 16 else large
+        entry = _table.get((model, *key_of(host, queries, keys, values, sinks)))
+        if entry is not None:
+            function = entry[0] if queries.shape[2] <= 16 else entry[1]
             if function is not None:
                 y = function(queries, keys, values, cache, scale, mask, sinks)
                 if y is not NotImplemented:

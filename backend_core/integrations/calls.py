@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from . import attention, functions
+from typing import Any
+
+from . import attention, functions, scope
 
 
-def install(slot: attention.AttentionSlot | functions.FunctionSlot, owner: int) -> None:
-    """Put a slot into effect on behalf of the model with id `owner`."""
+def install(slot: attention.AttentionSlot | functions.FunctionSlot, callers: tuple[Any, ...], owner: int) -> None:
+    """Put a slot into effect for the calls that `callers` make, modules of the model with id `owner`."""
     if isinstance(slot, attention.AttentionSlot):
         attention.install(slot, owner)
     else:
         functions.install(slot, owner)
+    for module in callers:
+        scope.install(module, owner)
 
 
 def uninstall(owner: int) -> int:

@@ -2,7 +2,7 @@
 
 ``mlx_lm.models.activations.swiglu`` is an ``mx.compile`` object, so it has no code to replace. What can be done
 is to find every module global of the hosts that is that very object and put a :class:`Rebound` there. It looks
-at the dtype of each call and passes on what was not decided for.
+at whose call it is (see :mod:`.scope`) and at the dtype, and passes on what was not decided for.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 from ..probe_base import Probe
 from ..report import Report
 from ..walk import dtype_name
+from . import scope
 
 #: variant -> (module, attribute) of the stock function, per host.
 FUNCTIONS = {
@@ -37,16 +38,21 @@ class Rebound:
 
     def __init__(self, stock: Callable[..., Any]) -> None:
         self.stock = stock
-        self.by_dtype: dict[str, list[tuple[int, Callable[..., Any]]]] = {}
+        self.by_owner: dict[tuple[int, str], Callable[..., Any]] = {}
         self.__doc__ = getattr(stock, "__doc__", None)
         self.__name__ = getattr(stock, "__name__", "function")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if args and not kwargs:
             first = args[0]
-            entries = self.by_dtype.get(dtype_name(first.dtype))
-            if entries and first.size and all(a.shape == first.shape and a.dtype == first.dtype for a in args):
-                return entries[-1][1](*args)
+            model = scope.owner.get()
+            function = self.by_owner.get((model, dtype_name(first.dtype))) if model else None
+            if (
+                function is not None
+                and first.size
+                and all(a.shape == first.shape and a.dtype == first.dtype for a in args)
+            ):
+                return function(*args)
         return self.stock(*args, **kwargs)
 
 
@@ -87,7 +93,7 @@ def install(slot: FunctionSlot, owner: int) -> None:
         _places[key] = places
         for module, attribute in places:
             setattr(sys.modules[module], attribute, rebound)
-    _rebound[key].by_dtype.setdefault(site.x_dtype, []).append((owner, slot.function))
+    _rebound[key].by_owner[owner, site.x_dtype] = slot.function
 
 
 def uninstall(owner: int) -> int:
@@ -95,14 +101,11 @@ def uninstall(owner: int) -> int:
     count = 0
     for key in list(_rebound):
         rebound = _rebound[key]
-        for dtype in list(rebound.by_dtype):
-            kept = [entry for entry in rebound.by_dtype[dtype] if entry[0] != owner]
-            count += len(rebound.by_dtype[dtype]) - len(kept)
-            if kept:
-                rebound.by_dtype[dtype] = kept
-            else:
-                del rebound.by_dtype[dtype]
-        if not rebound.by_dtype:
+        mine = [k for k in rebound.by_owner if k[0] == owner]
+        for k in mine:
+            del rebound.by_owner[k]
+        count += len(mine)
+        if not rebound.by_owner:
             for module, attribute in _places.pop(key):
                 if getattr(sys.modules.get(module), attribute, None) is rebound:
                     setattr(sys.modules[module], attribute, rebound.stock)

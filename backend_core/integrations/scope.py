@@ -1,0 +1,55 @@
+"""Whose call it is: routes for attention and activations serve the accelerated model alone.
+
+The host's functions get arrays and nothing else. So the modules that call them (attention blocks, gated
+feed-forward blocks) are re-classed like accelerated layers, and while one of them runs, its model is the owner of
+the calls made on that thread. Calls from other models have no owner and run stock.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from typing import Any
+
+from ..walk import stock_class
+
+#: id of the accelerated model whose block runs now on this thread, 0 for none.
+owner: contextvars.ContextVar[int] = contextvars.ContextVar("mlx_accel_owner", default=0)
+
+_KEY = "_accel_owner"
+_CLASSES: dict[type, type] = {}
+
+
+def scoped_class(stock: type) -> type:
+    """The subclass of a block's class that names the owner while it runs; one per class."""
+    if stock not in _CLASSES:
+        from ..install import stock_reduce
+
+        def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+            token = owner.set(self.__dict__.get(_KEY, 0))
+            try:
+                return stock.__call__(self, *args, **kwargs)
+            finally:
+                owner.reset(token)
+
+        _CLASSES[stock] = type(stock.__name__, (stock,), {
+            "_accel_stock": stock, "__module__": stock.__module__, "__qualname__": stock.__qualname__,
+            "__doc__": stock.__doc__, "__call__": __call__, "__reduce_ex__": stock_reduce,
+        })  # fmt: skip
+    return _CLASSES[stock]
+
+
+def install(module: Any, model: int) -> None:
+    """Calls made by `module` belong to the model with id `model` from now on."""
+    cls = stock_class(module)
+    module.__dict__[_KEY] = model
+    if type(module) is cls:
+        module.__class__ = scoped_class(cls)
+
+
+def uninstall(module: Any) -> bool:
+    """Undo :func:`install`. False if the module has no owner."""
+    if _KEY not in module.__dict__:
+        return False
+    del module.__dict__[_KEY]
+    module.__class__ = stock_class(module)
+    return True
