@@ -53,7 +53,7 @@ def install(slot: AttentionSlot, owner: int) -> None:
     s = slot.probe.site
     q, kv = getattr(mx, s.q_dtype), getattr(mx, s.kv_dtype)
     key = (owner, s.host, s.n_heads, s.n_kv_heads, s.head_dim, s.value_dim, q, kv, kv, s.has_sinks)
-    _table[(owner, *key)] = slot.small, slot.large
+    _table[key] = slot.small, slot.large
     _hook(s.host)
 
 
