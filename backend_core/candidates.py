@@ -10,7 +10,7 @@ from .offers import Offer
 from .race import RACE_ROWS, Timing
 
 
-@dataclass
+@dataclass(eq=False)
 class Candidate:
     """functions, failures and verified are keyed by the index of the site in its group.
 

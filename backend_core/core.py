@@ -60,7 +60,7 @@ def accelerate(model: Any, policy: Policy | None = None, *, host: PluginHost | N
             f"backend_core.load(path) loads one and accelerates it"
         )
     policy = policy or Policy.from_options()
-    with _LOCK:
+    with _LOCK, walk.snapshot(model):
         previous = _state(model)
         if previous is not None:
             report, old_policy, old_host, fingerprint = previous
@@ -75,8 +75,7 @@ def _accelerate(model: Any, policy: Policy, host: PluginHost | None) -> Report:
     begin = time.perf_counter()
     loaded = host or plugin_host(policy)
     report = Report(policy=policy.as_dict())
-    with walk.snapshot(model):
-        _select(model, policy, loaded, report)
+    _select(model, policy, loaded, report)
     report.plugins = [r.as_dict() for r in loaded.all_records()]
     report.seconds = time.perf_counter() - begin
     key = id(model)
@@ -159,12 +158,14 @@ def restore(model: Any) -> int:
     """
     with _LOCK:
         state = _state(model)
-        for module in _modules(model):
+        modules = _modules(model)
+        for module in modules:
             slot = install.slot_of(module)
             if slot is not None and (state is None or slot.report is not state[0]):
                 slot.report.note("a part of this model was restored or decided again afterwards")
-        count = sum(install.uninstall(module) for module in _modules(model)) + calls.uninstall(id(model))
-        for module in _modules(model):
+        count = calls.uninstall(id(model))
+        for module in modules:
+            count += install.uninstall(module)
             scope.uninstall(module)
         _STATES.pop(id(model), None)
         return count

@@ -19,7 +19,7 @@ from .walk import stock_class
 
 #: The most rows of a verification input. Inputs with fewer rows are its last ones, so that one float64 pass
 #: serves all of them.
-MOST_ROWS = 33
+MOST_ROWS = 20
 
 
 def inputs(rows: int, k: int, dtype: str, seed: int = 0) -> tuple[Any, np.ndarray]:

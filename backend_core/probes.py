@@ -15,8 +15,8 @@ from .sites import LinearSite, itemsize
 
 #: Columns compared at several rows (the end of the matrix is where edge handling goes wrong).
 LAST_COLUMNS = 64
-#: The rows compared there, counted from the end: first and last of the inputs, and around multiples of 8 and 16.
-SAMPLED_ROWS = (-33, -32, -18, -17, -16, -9, -8, -5, -4, -2)
+#: The rows compared there, counted from the end: first and last of the inputs, and around the sizes of tiles.
+SAMPLED_ROWS = (-20, -19, -17, -16, -13, -12, -8, -5, -4, -2)
 
 
 class LinearProbe(Probe):

@@ -9,7 +9,7 @@ import numpy as np
 from . import reference, reference_ops
 from .errors import VerificationError
 from .offers import Offer
-from .probe_base import Probe, compare, inputs, require_form, require_same_rows
+from .probe_base import MOST_ROWS, Probe, compare, inputs, require_form, require_same_rows
 from .sites import AttentionSite, itemsize
 
 #: Keys that are in the cache before the rows of a probe, and the length of the buffer they are a slice of.
@@ -35,8 +35,8 @@ class AttentionProbe(Probe):
         import mlx.core as mx
 
         s = self.site
-        total = CACHED + max(rows, 33)
-        q = self._heads(s.n_heads, max(rows, 33), s.head_dim, s.q_dtype, 0)[:, :, -rows:]
+        total = CACHED + max(rows, MOST_ROWS)
+        q = self._heads(s.n_heads, max(rows, MOST_ROWS), s.head_dim, s.q_dtype, 0)[:, :, -rows:]
         buffer = max(BUFFER, total + 7)
         k = self._heads(s.n_kv_heads, buffer, s.head_dim, s.kv_dtype, 100)[:, :, :total]
         v = self._heads(s.n_kv_heads, buffer, s.value_dim, s.kv_dtype, 200)[:, :, :total]
@@ -66,7 +66,7 @@ class AttentionProbe(Probe):
     def cases(self, offer: Offer, index: int) -> list[tuple[int, tuple[Any, ...]]]:
         plain = super().cases(offer, index)
         lo, hi = offer.rows
-        masked = [m for m in (1, 7, 20) if m >= lo and (hi is None or m <= hi)]
+        masked = [m for m in (1, 7, MOST_ROWS) if m >= lo and (hi is None or m <= hi)]
         return [*plain, *((m, self.args(m, form)) for m in masked for form in ("bool", "additive"))]
 
     def result_bytes(self, rows: int) -> int:

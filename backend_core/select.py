@@ -7,6 +7,7 @@ and slots, so that an interrupt or an error at any point leaves the model as it 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import sys
@@ -138,20 +139,27 @@ class Session:
                 ) -> list[tuple[Decision, list[Candidate | None]]]:  # fmt: skip
         """Decide, verify the winners on every layer, and decide again where one of them is wrong."""
         while True:
-            decisions = [
-                decide.decision(i, f.site, probe.buckets, candidates, refusals[i], self.policy.deterministic)
-                for i, f in enumerate(found)
-            ]
-            missing = {
-                id(w): (w, [i for i, (_, ws) in enumerate(decisions) if w in ws and i not in w.verified])
-                for _, winners in decisions
-                for w in winners
-                if w is not None
-            }
-            todo = [(w, indices) for w, indices in missing.values() if indices]
+            # Layers without a failure of their own share one decision but for their site.
+            made: dict[Any, tuple[Decision, list[Candidate | None]]] = {}
+            decisions = []
+            for i, f in enumerate(found):
+                same = (tuple(refusals[i]), *((c.label, c.failures[i]) for c in candidates if i in c.failures))
+                if same not in made:
+                    made[same] = decide.decision(
+                        i, f.site, probe.buckets, candidates, refusals[i], self.policy.deterministic
+                    )
+                decision, winners = made[same]
+                decisions.append((dataclasses.replace(decision, site=f.site), winners))
+            todo: dict[int, tuple[Candidate, list[int]]] = {}
+            for i, (_, winners) in enumerate(decisions):
+                for w in winners:
+                    if w is not None and i not in w.verified:
+                        indices = todo.setdefault(id(w), (w, []))[1]
+                        if i not in indices[-1:]:
+                            indices.append(i)
             if not todo:
                 return decisions
-            for w, indices in todo:
+            for w, indices in todo.values():
                 self._verify(w, found, probe, indices)
 
     def _candidates(self, found: list[Found], refusals: list[list[Loser]]) -> list[Candidate]:

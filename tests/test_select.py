@@ -194,7 +194,7 @@ def test_wrong_at_many_rows_only_is_found_in_the_last_row_and_columns() -> None:
 
         return Offer("edge", build, row_invariant=True)
 
-    assert "rows 33" in losers(select(p=toys.module_with(select_linear=select_linear)))["p/edge"]
+    assert "rows 20" in losers(select(p=toys.module_with(select_linear=select_linear)))["p/edge"]
 
 
 def test_one_bad_layer_among_equals_stays_stock_alone() -> None:
