@@ -10,7 +10,7 @@ import numpy as np
 from . import reference, reference_ops
 from .errors import VerificationError
 from .offers import Offer
-from .probe_base import Probe, compare, inputs, require_form, require_same_rows
+from .probe_base import MOST_ROWS, Probe, compare, inputs, require_form, require_same_rows
 from .sites import OpSite, itemsize
 
 #: Heads and position at which rotary embeddings are probed.
@@ -44,6 +44,7 @@ class OpProbe(Probe):
 
     def check(self, offer: Offer, module: Any, results: list[tuple[int, Any]]) -> None:
         single = None
+        self.start(module, max(MOST_ROWS, *(rows for rows, _ in results)))
         for rows, y in results:
             args = self.args(rows)
             require_form(y, tuple(args[0].shape), self.site.out_dtype)
@@ -63,6 +64,9 @@ class OpProbe(Probe):
         """(float64 result, bound) of a call."""
         return self.expected(module, reference.as_numpy(args[0]).astype(np.float64))
 
+    def start(self, module: Any, rows: int) -> None:
+        """Called before the results of one layer, of up to `rows` rows, are checked."""
+
     def expected(self, module: Any, x64: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(float64 result, bound) for an input in float64."""
         raise NotImplementedError
@@ -78,6 +82,18 @@ class NormProbe(OpProbe):
     def __init__(self, site: OpSite) -> None:
         super().__init__(site)
         self.last_dimension = site.dims
+        self._all: tuple[np.ndarray, np.ndarray] = (np.empty(0), np.empty(0))
+
+    def start(self, module: Any, rows: int) -> None:
+        # Rows do not depend on each other, and all inputs are the last rows of one.
+        _, x64 = inputs(rows, self.site.dims, self.site.x_dtype)
+        self._all = self.expected(module, x64)
+
+    def expected_from(self, module: Any, args: tuple[Any, ...]) -> tuple[np.ndarray, np.ndarray]:
+        shape = args[0].shape
+        rows = args[0].size // self.site.dims
+        y64, bound = (a[-rows:].reshape(shape) for a in self._all)
+        return y64, bound
 
 
 class RMSNormProbe(NormProbe):

@@ -197,6 +197,27 @@ def test_wrong_at_many_rows_only_is_found_in_the_last_row_and_columns() -> None:
     assert "rows 20" in losers(select(p=toys.module_with(select_linear=select_linear)))["p/edge"]
 
 
+@pytest.mark.parametrize("rows", [(20, None), (21, None), (64, None), (17, 17), (2, 16)])
+def test_offers_for_any_range_of_rows_are_verified_within_it(rows) -> None:
+    seen = []
+
+    def select_linear(site):
+        def build(module):
+            right = toys.dequantized(site, module)
+
+            def call(x):
+                seen.append(x.size // site.k)
+                return right(x)
+
+            return call
+
+        return Offer("ranged", build, rows=rows, row_invariant=True)
+
+    report = select(p=toys.module_with(select_linear=select_linear))
+    assert seen and all(rows[0] <= m and (rows[1] is None or m <= rows[1]) for m in seen)
+    assert "wrong" not in losers(report)["p/ranged"] and "verification" not in str(report.notes)
+
+
 def test_one_bad_layer_among_equals_stays_stock_alone() -> None:
     model = Two()
 
