@@ -121,7 +121,15 @@ NB_MODULE(_native, m) {
         "Threads a parallel loop may use, its caller's own included.");
   m.def("set_threads", &accel::pool::set_threads, "n"_a, nb::call_guard<nb::gil_scoped_release>(),
         "Changes the number of threads; 0 asks for the default.");
-  m.def("take_errors", &accel::take_errors,
+  m.def("take_errors",
+        [] {
+          nb::list messages;
+          for (const std::string& m : accel::take_errors()) {
+            // A kernel may report any bytes.
+            messages.append(nb::steal(PyUnicode_DecodeUTF8(m.data(), Py_ssize_t(m.size()), "replace")));
+          }
+          return messages;
+        },
         "Messages of kernels that failed since the last call, oldest first, as \"kernel: message\".");
   m.def("_cgroup_cpus", &accel::cgroup_cpus, "root"_a);
   m.def("_default_threads", &accel::default_threads);
