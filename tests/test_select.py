@@ -338,6 +338,49 @@ def test_profile_hits_skip_the_race_but_not_the_verification(monkeypatch) -> Non
     assert select(Policy(), p=wrong).decision("a").chosen == STOCK
 
 
+def test_with_a_profile_every_layer_of_a_big_group_is_still_verified(monkeypatch) -> None:
+    class Many(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            mx.random.seed(0)
+            self.layers = [nn.QuantizedLinear(64, 96, bias=False, group_size=32, bits=4) for _ in range(9)]
+
+    fake_race(monkeypatch, {"fast": FAST})
+    seen: dict[int, list[int]] = {}
+    broken: set[int] = set()
+
+    def select_linear(site):
+        number = int(site.path.rpartition(".")[2])
+
+        def build(module):
+            right = toys.dequantized(site, module)
+
+            def call(x):
+                rows = x.size // site.k
+                seen.setdefault(number, []).append(rows)
+                return right(x) * (2 if number in broken and rows > 1 else 1)
+
+            call.offer_name = "fast"
+            return call
+
+        return Offer("fast", build, row_invariant=True)
+
+    plugin = toys.module_with(select_linear=select_linear)
+    model = Many()
+    assert all(d.accelerated for d in select(Policy(), model, p=plugin).decisions)
+    assert all(len(rows) >= 3 for rows in seen.values())
+    restore(model)
+    seen.clear()
+    report = select(Policy(), model, p=plugin)
+    assert all(d.accelerated and d.buckets[0].how == "profile" for d in report.decisions)
+    assert {len(rows) for rows in seen.values()} == {2} and {rows[0] for rows in seen.values()} == {1}
+    assert {rows[1] == 20 for rows in seen.values()} == {True, False}
+    restore(model)
+    broken.update((3, 4))
+    stock = [d.site.path for d in select(Policy(), model, p=plugin).decisions if not d.accelerated]
+    assert stock == ["layers.3", "layers.4"]
+
+
 def test_race_off_uses_the_profile_only(monkeypatch) -> None:
     ran = fake_race(monkeypatch, {"fast": FAST})
     report = select(Policy(race="off"), p=offer("fast"))
