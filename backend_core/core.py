@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import threading
 import time
 import weakref
@@ -237,8 +236,3 @@ def _modules(model: Any) -> list[Any]:
     for _, module in walk.modules_of(model):
         seen.setdefault(id(module), module)
     return list(seen.values())
-
-
-def policy_with(policy: Policy, **changes: Any) -> Policy:
-    """A copy of `policy` with some keys replaced."""
-    return dataclasses.replace(policy, **changes)

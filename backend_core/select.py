@@ -139,11 +139,14 @@ class Session:
                 ) -> list[tuple[Decision, list[Candidate | None]]]:  # fmt: skip
         """Decide, verify the winners on every layer, and decide again where one of them is wrong."""
         while True:
-            # Layers without a failure of their own share one decision but for their site.
+            # Layers with the same offers, failures and refusals share one decision but for their site.
             made: dict[Any, tuple[Decision, list[Candidate | None]]] = {}
             decisions = []
             for i, f in enumerate(found):
-                same = (tuple(refusals[i]), *((c.label, c.failures[i]) for c in candidates if i in c.failures))
+                same = (
+                    tuple(refusals[i]),
+                    *((c.label, c.failures.get(i)) for c in candidates if i in c.functions or i in c.failures),
+                )
                 if same not in made:
                     made[same] = decide.decision(
                         i, f.site, probe.buckets, candidates, refusals[i], self.policy.deterministic

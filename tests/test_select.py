@@ -233,6 +233,14 @@ def test_one_bad_layer_among_equals_stays_stock_alone() -> None:
     assert type(model.b) is nn.QuantizedLinear and type(model.a) is not nn.QuantizedLinear
 
 
+def test_layers_of_one_signature_may_get_different_offers() -> None:
+    def select_linear(site):
+        return Offer(f"for_{site.path}", lambda module: toys.dequantized(site, module), row_invariant=True)
+
+    report = select(p=toys.module_with(select_linear=select_linear))
+    assert [d.chosen for d in report.decisions] == ["p/for_a", "p/for_b"]
+
+
 @pytest.mark.parametrize("where", ["hook", "build", "call"])
 def test_exceptions_anywhere_are_reasons_and_under_strict_errors(where) -> None:
     report = select(p=toys.raising_plugin(where))
