@@ -49,8 +49,11 @@ def embeddings(model: Any) -> list[Any]:
     return found
 
 
-def kv_note(model: Any) -> str:
-    """What float32 activations cost in the KV cache, as a sentence for the report."""
+def kv_note(model: Any, kept: str = "") -> str:
+    """What float32 activations mean for the KV cache, as a sentence for the report.
+
+    kept: the dtype of the cache's keys and values, ``""`` if they are float32 like the activations.
+    """
     config = getattr(model, "args", None) or getattr(model, "config", None)
     config = getattr(config, "text_config", None) or config
 
@@ -60,10 +63,11 @@ def kv_note(model: Any) -> str:
     layers, heads = get("num_hidden_layers"), get("num_attention_heads")
     kv_heads = get("num_key_value_heads") or heads
     head_dim = get("head_dim") or ((get("hidden_size") or 0) // heads if heads else 0)
-    size = 2 * 4
+    size = 2 * (2 if kept else 4)
+    where = f"activations in float32, KV cache in {kept}" if kept else "activations and KV cache in float32"
     for factor in (layers, kv_heads, head_dim):
         if not isinstance(factor, int) or factor <= 0:
-            return "activations and KV cache in float32"
+            return where
         size *= factor
-    kib = size / 1024
-    return f"activations and KV cache in float32 ({kib:.0f} KiB a token, half of it in the model's dtype)"
+    half = "" if kept else ", half of it in the model's dtype"
+    return f"{where} ({size / 1024:.0f} KiB a token{half})"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from . import activations, install, machine, native, walk, walk_calls
-from .integrations import calls, scope
+from .integrations import cache, calls, scope
 from .plugins import PluginHost
 from .policy import Policy, strange_variables
 from .probe_base import forget_inputs
@@ -147,7 +147,7 @@ def _select(model: Any, policy: Policy, host: PluginHost, report: Report) -> Non
         calls.uninstall(id(model))
         raise
     if cast:
-        report.note(activations.kv_note(model))
+        report.note(activations.kv_note(model, cache.dtype_of(id(model))))
 
 
 def restore(model: Any) -> int:

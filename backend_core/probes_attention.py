@@ -24,11 +24,26 @@ class AttentionProbe(Probe):
     def __init__(self, site: AttentionSite) -> None:
         super().__init__(site)
         self.row_elements = site.n_heads * site.head_dim
+        #: Keys and values of the last stock call, as they came and widened.
+        self._wide: Any = None
 
     def stock(self, module: Any, *args: Any) -> Any:
         from .integrations.attention import stock_function
 
-        return stock_function(self.site.host)(*args)
+        queries, keys, values, *rest = args
+        return stock_function(self.site.host)(queries, *self._stocks_cache(keys, values), *rest)
+
+    def _stocks_cache(self, keys: Any, values: Any) -> tuple[Any, Any]:
+        """Keys and values in the dtype in which stock would have cached them: its races are run with those."""
+        import mlx.core as mx
+
+        if self.site.kv_dtype == self.site.q_dtype:
+            return keys, values
+        if self._wide is None or self._wide[0] is not keys or self._wide[1] is not values:
+            dtype = getattr(mx, self.site.q_dtype)
+            self._wide = keys, values, keys.astype(dtype), values.astype(dtype)
+            mx.eval(self._wide[2:])
+        return self._wide[2:]
 
     def args(self, rows: int, mask: str = "") -> tuple[Any, ...]:
         """Arguments at L = rows: the last rows of a sequence of CACHED + MOST_ROWS keys in a larger buffer."""

@@ -6,6 +6,7 @@ attention modules' own attributes, under the few names that models give them.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from .machine import default_device
@@ -21,6 +22,9 @@ MAX_DRAFT = 16
 def find_attention(model: Any, x_dtype: str = "") -> list[Found]:
     """One site per distinct attention shape; decode and prompts are its ranges of rows.
 
+    Where activations are float32 and the checkpoint is not, there are two: with keys and values in the checkpoint's
+    dtype, as the cache keeps them (see :mod:`.integrations.cache`), and in float32 for calls without such a cache.
+
     Empty for models that are not mlx-lm's or mlx-vlm's, since it is their attention function that is routed.
     """
     host = host_of(model)
@@ -29,6 +33,9 @@ def find_attention(model: Any, x_dtype: str = "") -> list[Found]:
     dtype = x_dtype or activations_dtype(model) or "float32"
     found: dict[tuple[Any, ...], AttentionSite] = {}
     callers: dict[tuple[Any, ...], list[Any]] = {}
+    own = activations_dtype(model) or dtype
+    kept = own if dtype == "float32" and own in ("float16", "bfloat16") else dtype
+    elsewhere: set[tuple[int, int]] = set()  # KV shapes that own mathematics read too
     for path, module in modules_of(model):
         heads = _first(module, _HEADS)
         scale = getattr(module, "scale", getattr(module, "sm_scale", None))
@@ -39,6 +46,8 @@ def find_attention(model: Any, x_dtype: str = "") -> list[Found]:
         # An own value width is that of MLA, whose calls have other shapes than the module's attributes say.
         if not head_dim or heads % kv_heads or _first(module, ("v_head_dim",)):
             continue
+        if not _calls_attention(module):
+            elsewhere.add((kv_heads, head_dim))
         sinks = module.get("sinks") is not None
         shape = (heads, kv_heads, head_dim, float(scale), sinks)
         callers.setdefault(shape, []).append(module)
@@ -48,7 +57,26 @@ def find_attention(model: Any, x_dtype: str = "") -> list[Found]:
                 n_heads=heads, n_kv_heads=kv_heads, head_dim=head_dim, value_dim=head_dim, mask="any",
                 q_dtype=dtype, kv_dtype=dtype, has_sinks=sinks, scale=float(scale),
             )  # fmt: skip
-    return [Found(site, None, tuple(callers[shape])) for shape, site in found.items()]
+    sites = []
+    for shape, site in found.items():
+        users = tuple(callers[shape])
+        if kept != dtype and (site.n_kv_heads, site.head_dim) not in elsewhere:
+            sites.append(Found(dataclasses.replace(site, kv_dtype=kept), None, users))
+            site = dataclasses.replace(site, path=f"{site.path[:-1]} without cache]")
+        sites.append(Found(site, None, users))
+    return sites
+
+
+def _calls_attention(module: Any) -> bool:
+    """True if a block's attention is the host's one function, as far as its code says."""
+    if getattr(module, "attn_logit_softcapping", None):
+        return False
+    return any(
+        "scaled_dot_product_attention" in code.co_names
+        for cls in stock_class(module).__mro__
+        for function in vars(cls).values()
+        if (code := getattr(function, "__code__", None)) is not None
+    )
 
 
 def find_drafts(model: Any, x_dtype: str = "") -> list[Found]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..probes_attention import AttentionProbe
 from ..report import Report
-from . import scope
+from . import cache, scope
 
 _ROUTE, _STOCK = "_accel_route", "_accel_stock_attention"
 #: (owner, *key) -> (small, large).
@@ -55,6 +55,8 @@ def install(slot: AttentionSlot, owner: int) -> None:
     key = (owner, s.host, s.n_heads, s.n_kv_heads, s.head_dim, s.value_dim, q, kv, kv, s.has_sinks)
     _table[key] = slot.small, slot.large
     _hook(s.host)
+    if s.kv_dtype != s.q_dtype and slot.small and slot.large:
+        cache.install(s, owner)
 
 
 def uninstall(owner: int) -> int:
@@ -62,6 +64,7 @@ def uninstall(owner: int) -> int:
     mine = [key for key in _table if key[0] == owner]
     for key in mine:
         del _table[key]
+    cache.uninstall(owner)
     for host in {"mlx_lm", "mlx_vlm"} - {key[1] for key in _table}:
         _unhook(host)
     return len(mine)
@@ -81,19 +84,19 @@ def _hook(host: str) -> None:
     stock = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
     setattr(module, _STOCK, stock)
 
-    def route(queries: Any, keys: Any, values: Any, cache: Any, scale: Any, mask: Any, sinks: Any) -> Any:
+    def route(queries: Any, keys: Any, values: Any, kv: Any, scale: Any, mask: Any, sinks: Any) -> Any:
         model = scope.owner.get()
         # Quantized caches hand over tuples.
-        if not model or type(keys) is tuple or hasattr(cache, "bits") or queries.size == 0 or keys.size == 0:
-            return stock(queries, keys, values, cache, scale, mask, sinks)
+        if not model or type(keys) is tuple or hasattr(kv, "bits") or queries.size == 0 or keys.size == 0:
+            return stock(queries, keys, values, kv, scale, mask, sinks)
         entry = _table.get((model, *key_of(host, queries, keys, values, sinks)))
         if entry is not None:
             function = entry[0] if queries.shape[2] <= 16 else entry[1]
             if function is not None:
-                y = function(queries, keys, values, cache, scale, mask, sinks)
+                y = function(queries, keys, values, kv, scale, mask, sinks)
                 if y is not NotImplemented:
                     return y
-        return stock(queries, keys, values, cache, scale, mask, sinks)
+        return stock(queries, keys, values, kv, scale, mask, sinks)
 
     setattr(module, _ROUTE, route)
     function.__code__ = scaled_dot_product_attention.__code__
