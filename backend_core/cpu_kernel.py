@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -152,6 +152,7 @@ class CpuKernel:
         output_dtypes: Sequence[Any],
         params: Sequence[int | float] = (),
         stream: Any = None,
+        donate: Mapping[int, int] | None = None,
     ) -> list[mx.array]:
         """Adds one call of the kernel to mlx's graph and returns its outputs.
 
@@ -166,55 +167,70 @@ class CpuKernel:
             Integers and floats, the kernel's ``call->params``.
         stream
             A CPU stream, or None for the thread's default CPU stream.
+        donate
+            Output number -> input number: that output holds the input's elements when the kernel is entered, and
+            the kernel writes only what changes. Where nobody else holds the input, the output takes its memory;
+            else the input is copied first. Both must have one shape and dtype.
 
         Raises ValueError if a rule does not fit the inputs or the stream is a GPU's, and TypeError for wrong
         types. What the kernel itself rejects is known only at evaluation: its outputs are then NaN (integers:
         0), and the next call of any CPU kernel raises RuntimeError with the message, unless
         :func:`backend_core.native.take_errors` has taken it before.
         """
-        call = self._prepare(output_shapes, output_dtypes)
+        call = self._prepare(output_shapes, output_dtypes, donate)
         return call(list(inputs), stream, params=list(params))
 
     def bind(
         self,
         fixed_inputs: Sequence[mx.array] = (),
         *,
-        output_shape: Any,
-        output_dtype: Any,
+        output_shape: Any = None,
+        output_dtype: Any = None,
+        output_shapes: Sequence[Any] | None = None,
+        output_dtypes: Sequence[Any] | None = None,
         params: Sequence[int | float] = (),
-    ) -> Callable[..., mx.array]:
-        """A fast callable for a kernel with one output whose trailing inputs never change.
+        donate: Mapping[int, int] | None = None,
+    ) -> Callable[..., Any]:
+        """A fast callable for a kernel whose trailing inputs never change.
 
-        The result is called as ``bound(x)`` or ``bound(x, y, ...)``: its arrays are the kernel's first
-        inputs, and `fixed_inputs` follow. Keywords: ``stream``, as in a call, and ``params``, which replace
-        the bound ones for that call.
+        It returns one array if the output is described by `output_shape` and `output_dtype`, and a tuple if the
+        outputs are described by `output_shapes` and `output_dtypes`; `donate` is that of a call. It is called as
+        ``bound(x)`` or ``bound(x, y, ...)``: its arrays are the kernel's first inputs, and `fixed_inputs` follow.
+        Keywords: ``stream``, as in a call, and ``params``, which replace the bound ones for that call.
 
         Raises ValueError or TypeError as a call does.
         """
-        call = self._make([output_shape], [output_dtype], params)
-        return call.bind(list(fixed_inputs))
+        several = output_shapes is not None
+        if several != (output_dtypes is not None) or several == (output_shape is not None or output_dtype is not None):
+            raise TypeError("bind takes output_shape and output_dtype, or output_shapes and output_dtypes")
+        shapes, dtypes = (output_shapes, output_dtypes) if several else ([output_shape], [output_dtype])
+        call = self._make(shapes or (), dtypes or (), params, donate)
+        return call.bind(list(fixed_inputs), several)
 
-    def _make(self, shapes: Sequence[Any], dtypes: Sequence[Any], params: Sequence[int | float] = ()) -> Any:
+    def _make(self, shapes: Sequence[Any], dtypes: Sequence[Any], params: Sequence[int | float] = (),
+              donate: Mapping[int, int] | None = None) -> Any:  # fmt: skip
         return self._native.Call(
             self._kernel,
             self.name,
             output_shapes=[_shape(s) for s in shapes],
             output_dtypes=[_dtype(d) for d in dtypes],
             params=list(params),
+            donate=dict(donate) if donate else None,
             **self._options,
         )
 
-    def _prepare(self, shapes: Sequence[Any], dtypes: Sequence[Any]) -> Any:
+    def _prepare(self, shapes: Sequence[Any], dtypes: Sequence[Any], donate: Mapping[int, int] | None) -> Any:
         """The call for these rules, remembered: it is what costs most of a call's time."""
         key = (
             tuple(s if isinstance(s, (OneDim, Dims, Like)) else tuple(s) for s in shapes),
             tuple(dtypes),
+            tuple(sorted(donate.items())) if donate else (),
         )
         call = self._calls.get(key)
         if call is None:
             if len(self._calls) >= 64:
                 self._calls.clear()
-            call = self._calls[key] = self._make(shapes, dtypes)
+            call = self._calls[key] = self._make(shapes, dtypes, (), donate)
         return call
 
 

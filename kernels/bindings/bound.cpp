@@ -1,6 +1,6 @@
 /* Bound: a kernel call with its trailing inputs fixed, as fast as a Python call into mlx can be.
  *
- *     bound(x, ..., stream=None, params=None) -> array
+ *     bound(x, ..., stream=None, params=None) -> array, or a tuple of arrays
  *
  * It is made once per layer and called a few hundred times per token, so it is a plain Python type with a
  * vectorcall slot (no attribute look-up, no argument tuple), and the graph node's primitive is kept as long as
@@ -33,6 +33,7 @@ struct State {
   // The usual rule, "input 0 with last dimension N", needs no interpretation.
   int last = -1;
   PyTypeObject* array_type;
+  bool several = false; // returns a tuple
 };
 
 struct BoundObject {
@@ -51,8 +52,26 @@ std::shared_ptr<mx::Primitive> primitive_for(State& s, const mx::Stream& stream)
   return s.primitive;
 }
 
+PyObject* as_tuple(std::vector<mx::array> arrays) {
+  nb::object tuple = nb::steal(PyTuple_New(Py_ssize_t(arrays.size())));
+  if (!tuple.is_valid()) throw nb::python_error();
+  for (size_t i = 0; i < arrays.size(); ++i) {
+    PyTuple_SET_ITEM(tuple.ptr(), Py_ssize_t(i), nb::cast(std::move(arrays[i])).release().ptr());
+  }
+  return tuple.release().ptr();
+}
+
 PyObject* node(State& s, std::vector<mx::array> inputs, std::shared_ptr<mx::Primitive> primitive) {
   const Spec& spec = *s.call.spec;
+  if (s.several || !spec.donors.empty()) {
+    std::vector<mx::Shape> shapes;
+    std::vector<mx::Dtype> dtypes;
+    shapes.reserve(spec.shapes.size());
+    dtypes.reserve(spec.shapes.size());
+    spec.describe(inputs, shapes, dtypes);
+    auto outputs = mx::array::make_arrays(std::move(shapes), dtypes, primitive, inputs);
+    return s.several ? as_tuple(std::move(outputs)) : nb::cast(std::move(outputs[0])).release().ptr();
+  }
   mx::Shape shape;
   if (s.last >= 0 && inputs[0].ndim() > 0) {
     shape = inputs[0].shape();
@@ -152,7 +171,7 @@ PyMemberDef members[] = {
 PyGetSetDef getters[] = {{"__name__", bound_name, nullptr, "Name of the kernel.", nullptr},
                          {nullptr, nullptr, nullptr, nullptr, nullptr}};
 PyType_Slot slots[] = {
-    {Py_tp_doc, const_cast<char*>("bound(x, ..., stream=None, params=None) -> array\n\n"
+    {Py_tp_doc, const_cast<char*>("bound(x, ..., stream=None, params=None) -> array or tuple\n\n"
                                   "A kernel call with its trailing inputs fixed.")},
     {Py_tp_dealloc, reinterpret_cast<void*>(bound_dealloc)},
     {Py_tp_repr, reinterpret_cast<void*>(bound_repr)},
@@ -165,14 +184,14 @@ PyType_Spec spec = {"backend_core._native.Bound", sizeof(BoundObject), 0,
 
 } // namespace
 
-nb::object make_bound(const Call& call, std::vector<mx::array> fixed) {
+nb::object make_bound(const Call& call, std::vector<mx::array> fixed, bool several) {
   const Spec& s = *call.spec;
-  if (s.shapes.size() != 1) {
-    throw nb::value_error(("[" + s.name + "] only a kernel with one output can be bound").c_str());
+  if (s.shapes.size() != 1 && !several) {
+    throw nb::value_error(("[" + s.name + "] only a call with one output is bound without several=True").c_str());
   }
   auto state = std::make_unique<State>(
       State{call, std::move(fixed), nullptr, mx::Stream(-1, mx::Device(mx::Device::cpu)), -1,
-            reinterpret_cast<PyTypeObject*>(nb::type<mx::array>().ptr())});
+            reinterpret_cast<PyTypeObject*>(nb::type<mx::array>().ptr()), several});
   const auto& terms = s.shapes[0].terms;
   if (terms.size() == 2 && terms[0] == ShapeTerm{ShapeTerm::Dims, 0, 0, 0, -1} &&
       terms[1].kind == ShapeTerm::Number) {
@@ -183,6 +202,13 @@ nb::object make_bound(const Call& call, std::vector<mx::array> fixed) {
   object->vectorcall = bound_call;
   object->state = state.release();
   return nb::steal(reinterpret_cast<PyObject*>(object));
+}
+
+const Call* bound_call_of(nb::handle object, const std::vector<mx::array>** fixed) {
+  if (Py_TYPE(object.ptr()) != bound_type) return nullptr;
+  const State& s = *reinterpret_cast<BoundObject*>(object.ptr())->state;
+  *fixed = &s.fixed;
+  return &s.call;
 }
 
 void register_bound(nb::module_& m) {

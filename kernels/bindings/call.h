@@ -41,8 +41,10 @@ std::shared_ptr<const Gradient> make_gradient(nb::object callable, std::string k
 /* Drops Python objects whose last C++ owner went away on a thread without the GIL. Needs the GIL. */
 void release_retired();
 
-/* A callable of one array (see bound.cpp). */
-nb::object make_bound(const Call& call, std::vector<mx::array> fixed);
+/* A callable of arrays (see bound.cpp). several: it returns a tuple. */
+nb::object make_bound(const Call& call, std::vector<mx::array> fixed, bool several);
+/* The call and the fixed inputs of such a callable; null if the object is none. */
+const Call* bound_call_of(nb::handle object, const std::vector<mx::array>** fixed);
 void register_bound(nb::module_& m);
 
 void register_kernels(nb::module_& m);

@@ -1,6 +1,7 @@
 /* Python classes Kernel and Call. */
 #include <nanobind/nanobind.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "call.h"
@@ -62,6 +63,25 @@ DtypeRule make_dtype(nb::handle rule) {
   return dtype;
 }
 
+/* A dict output -> input, as the donors of all outputs. */
+std::vector<int> make_donors(nb::handle donate, size_t outputs, const std::string& name) {
+  std::vector<int> donors;
+  if (donate.is_none()) return donors;
+  for (auto [output, input] : nb::cast<nb::dict>(donate)) {
+    const int o = as_int(output, "a donation's output"), i = as_int(input, "a donation's input");
+    if (o < 0 || o >= int(outputs)) {
+      throw nb::value_error(("[" + name + "] there is no output " + std::to_string(o) + " to donate to").c_str());
+    }
+    if (i < 0) throw nb::value_error("a donation's input is negative");
+    if (std::find(donors.begin(), donors.end(), i) != donors.end()) {
+      throw nb::value_error("an input can be donated to one output only");
+    }
+    donors.resize(outputs, -1);
+    donors[o] = i;
+  }
+  return donors;
+}
+
 std::string default_name(const Kernel& kernel, nb::handle name) {
   return name.is_none() ? kernel.symbol : nb::cast<std::string>(name);
 }
@@ -103,8 +123,7 @@ std::vector<mx::array> Call::run(std::vector<mx::array> inputs, mx::Stream strea
   if (pending_errors.load(std::memory_order_acquire)) raise_errors();
   std::vector<mx::Shape> shapes;
   std::vector<mx::Dtype> dtypes;
-  for (const ShapeRule& rule : spec->shapes) shapes.push_back(rule.apply(inputs, spec->name));
-  for (const DtypeRule& rule : spec->dtypes) dtypes.push_back(rule.apply(inputs, spec->name));
+  spec->describe(inputs, shapes, dtypes);
   auto primitive = std::make_shared<KernelPrimitive>(stream, spec, own ? std::move(own) : params);
   return mx::array::make_arrays(std::move(shapes), dtypes, primitive, inputs);
 }
@@ -121,7 +140,7 @@ void register_kernels(nb::module_& m) {
       .def(
           "__init__",
           [](Call* self, const Kernel& kernel, nb::object name, nb::object output_shapes,
-             nb::object output_dtypes, nb::object params, bool ensure_row_contiguous, nb::object vjp) {
+             nb::object output_dtypes, nb::object params, bool ensure_row_contiguous, nb::object vjp, nb::object donate) {
             release_retired();
             auto spec = std::make_shared<Spec>();
             spec->name = default_name(kernel, name);
@@ -137,11 +156,13 @@ void register_kernels(nb::module_& m) {
                                         .c_str());
             }
             spec->ensure_row_contiguous = ensure_row_contiguous;
+            spec->donors = make_donors(donate, spec->shapes.size(), spec->name);
             spec->gradient = make_gradient(std::move(vjp), spec->name);
             new (self) Call{std::move(spec), make_params(params)};
           },
           "kernel"_a, "name"_a = nb::none(), nb::kw_only(), "output_shapes"_a, "output_dtypes"_a,
-          "params"_a = nb::none(), "ensure_row_contiguous"_a = true, "vjp"_a = nb::none())
+          "params"_a = nb::none(), "ensure_row_contiguous"_a = true, "vjp"_a = nb::none(),
+          "donate"_a = nb::none())
       .def(
           "__call__",
           [](const Call& self, std::vector<mx::array> inputs, mx::StreamOrDevice stream, nb::object params) {
@@ -150,8 +171,11 @@ void register_kernels(nb::module_& m) {
           },
           "inputs"_a, "stream"_a = nb::none(), nb::kw_only(), "params"_a = nb::none())
       .def(
-          "bind", [](const Call& self, std::vector<mx::array> fixed) { return make_bound(self, std::move(fixed)); },
-          "fixed_inputs"_a)
+          "bind",
+          [](const Call& self, std::vector<mx::array> fixed, bool several) {
+            return make_bound(self, std::move(fixed), several);
+          },
+          "fixed_inputs"_a, "several"_a = false)
       .def_prop_ro("name", [](const Call& self) { return self.spec->name; });
 }
 

@@ -32,15 +32,48 @@ int accel_dtype_of(mx::Dtype dtype) {
   throw std::invalid_argument("this mlx has a dtype that CPU kernels do not know");
 }
 
+/* mx::array::is_donatable() asks for a single reference, but every output of a primitive holds its inputs. An array
+ * is one shared pointer, whose count mlx does not show. */
+long references(const mx::array& a) {
+  static_assert(sizeof(mx::array) == sizeof(std::shared_ptr<void>));
+  return reinterpret_cast<const std::shared_ptr<void>*>(&a)->use_count();
+}
+
+/* True if `out` may take the memory of `in`. */
+bool donatable(const mx::array& in, const mx::array& out, long holders) {
+  constexpr size_t kSlack = 16384; // bytes of a buffer that may go unused, as in mlx
+  return references(in) == holders && in.data_shared_ptr().use_count() == 1 && in.data_shared_ptr()->is_owned() &&
+      in.flags().row_contiguous && in.data_size() == in.size() && in.buffer_size() <= out.nbytes() + kSlack;
+}
+
 } // namespace
 
-void KernelPrimitive::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
-  auto& encoder = mx::cpu::get_command_encoder(stream());
+void Spec::describe(const std::vector<mx::array>& inputs, std::vector<mx::Shape>& to,
+                    std::vector<mx::Dtype>& types) const {
+  for (const ShapeRule& rule : shapes) to.push_back(rule.apply(inputs, name));
+  for (const DtypeRule& rule : dtypes) types.push_back(rule.apply(inputs, name));
+  for (size_t i = 0; i < donors.size(); ++i) {
+    if (donors[i] < 0) continue;
+    if (donors[i] >= int(inputs.size())) {
+      throw std::invalid_argument("[" + name + "] there is no input " + std::to_string(donors[i]) + " to donate");
+    }
+    const mx::array& in = inputs[donors[i]];
+    if (in.shape() != to[i] || in.dtype() != types[i]) {
+      throw std::invalid_argument("[" + name + "] output " + std::to_string(i) +
+                                  " must have the shape and dtype of the donated input " +
+                                  std::to_string(donors[i]));
+    }
+  }
+}
+
+std::shared_ptr<Task> make_task(const Spec& spec, std::shared_ptr<const Params> params,
+                                const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs,
+                                long holders) {
   auto task = std::make_shared<Task>();
-  task->kernel = spec_->kernel;
-  task->name = spec_->name;
-  task->params = params_;
-  task->ensure_row_contiguous = spec_->ensure_row_contiguous;
+  task->kernel = spec.kernel;
+  task->name = spec.name;
+  task->params = std::move(params);
+  task->ensure_row_contiguous = spec.ensure_row_contiguous;
   size_t dims = 0;
   for (const mx::array& a : inputs) dims += a.ndim();
   for (const mx::array& a : outputs) dims += a.ndim();
@@ -48,16 +81,29 @@ void KernelPrimitive::eval_cpu(const std::vector<mx::array>& inputs, std::vector
   // Raw pointers are enough: mlx keeps the buffers of a node's inputs alive until what the node has queued on
   // the stream is done.
   for (const mx::array& a : inputs) {
-    encoder.set_input_array(a);
     void* data = a.size() ? const_cast<char*>(a.data<char>()) : nullptr;
     task->add_input(data, accel_dtype_of(a.dtype()), a.shape().data(), a.strides().data(), int(a.ndim()));
   }
-  for (mx::array& a : outputs) {
-    a.set_data(mx::allocator::malloc(a.nbytes()));
-    encoder.set_output_array(a);
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    mx::array& a = outputs[i];
+    const int donor = spec.donors.empty() ? -1 : spec.donors[i];
+    if (donor >= 0 && donatable(inputs[donor], a, holders)) {
+      a.copy_shared_buffer(inputs[donor]);
+    } else {
+      a.set_data(mx::allocator::malloc(a.nbytes()));
+      if (donor >= 0) task->add_copy(size_t(donor), i);
+    }
     void* data = a.size() ? a.data<char>() : nullptr;
     task->add_output(data, accel_dtype_of(a.dtype()), a.shape().data(), a.strides().data(), int(a.ndim()));
   }
+  return task;
+}
+
+void KernelPrimitive::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
+  auto& encoder = mx::cpu::get_command_encoder(stream());
+  for (const mx::array& a : inputs) encoder.set_input_array(a);
+  auto task = make_task(*spec_, params_, inputs, outputs, long(outputs.size()));
+  for (mx::array& a : outputs) encoder.set_output_array(a);
   encoder.dispatch([task = std::move(task)] { task->run(); });
 }
 
@@ -107,7 +153,7 @@ bool KernelPrimitive::is_equivalent(const mx::Primitive& other) const {
   if (&a == &b) return true;
   const bool gradients = a.gradient == b.gradient || (a.gradient && b.gradient && a.gradient->same(*b.gradient));
   return gradients && a.kernel->fn == b.kernel->fn && a.name == b.name && a.shapes == b.shapes &&
-      a.dtypes == b.dtypes && a.ensure_row_contiguous == b.ensure_row_contiguous;
+      a.dtypes == b.dtypes && a.ensure_row_contiguous == b.ensure_row_contiguous && a.donors == b.donors;
 }
 
 std::vector<mx::Shape> KernelPrimitive::output_shapes(const std::vector<mx::array>& inputs) {

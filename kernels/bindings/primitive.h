@@ -8,6 +8,7 @@
 #include "library.h"
 #include "mlx/primitives.h"
 #include "rules.h"
+#include "task.h"
 
 namespace accel {
 
@@ -28,6 +29,12 @@ struct Spec {
   std::vector<DtypeRule> dtypes;
   bool ensure_row_contiguous = true;
   std::shared_ptr<const Gradient> gradient; // may be null
+  // Per output, the input whose elements it holds when the kernel is entered, -1 for none. Empty: none at all.
+  std::vector<int> donors;
+
+  /* Shapes and dtypes of the outputs. Throws std::invalid_argument where a rule or a donation does not fit. */
+  void describe(const std::vector<mx::array>& inputs, std::vector<mx::Shape>& shapes,
+                std::vector<mx::Dtype>& dtypes) const;
 };
 
 using Params = std::vector<accel_param>;
@@ -54,5 +61,11 @@ class KernelPrimitive : public mx::Primitive {
   std::shared_ptr<const Params> params_;
 };
 
+/* The call as a task on `outputs`, which get their memory here: an input's where that is donated and nobody else
+ * holds it, else new memory (to which the task copies a donated input first).
+ *
+ * holders: how many references to an input mean that nobody else has it. */
+std::shared_ptr<Task> make_task(const Spec& spec, std::shared_ptr<const Params> params,
+                                const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, long holders);
 
 } // namespace accel

@@ -216,6 +216,7 @@ void Task::run() {
     }
   }
   if (!running.failed) {
+    for (const auto& [input, output] : copies_) copy_row_major(arrays_[input], arrays_[n_inputs_ + output].data);
     accel_call& call = running.call;
     call.struct_size = sizeof(accel_call);
     call.abi_version = ACCEL_ABI_VERSION;

@@ -5,6 +5,7 @@
 #include <deque>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "accel/kernel.h"
@@ -20,6 +21,8 @@ struct Task {
 
   void reserve(size_t inputs, size_t outputs, size_t dims);
   void add_input(void* data, int dtype, const int32_t* shape, const int64_t* strides, int ndim);
+  /* Output `output` is to hold the elements of input `input` when the kernel is entered. */
+  void add_copy(size_t input, size_t output) { copies_.emplace_back(input, output); }
   void add_output(void* data, int dtype, const int32_t* shape, const int64_t* strides, int ndim);
 
   /* Runs the kernel. If it fails, fills the outputs with NaN or zeros and records the message. It does not throw:
@@ -33,6 +36,7 @@ struct Task {
 
   std::vector<int64_t> dims_;        // shape and strides of all arrays; never reallocated after reserve()
   std::vector<accel_array> arrays_;  // inputs, then outputs
+  std::vector<std::pair<size_t, size_t>> copies_;
   size_t n_inputs_ = 0;
 };
 

@@ -115,3 +115,24 @@ ACCEL_KERNEL void environment(const accel_call* call) {
   out[2] = call->abi_version;
   out[3] = call->struct_size >= sizeof(accel_call) && call->host->struct_size >= sizeof(accel_host);
 }
+
+/* Writes row input 1 over row `params[0]` of output 0, which input 0 is donated to; output 1, if there is one, gets
+ * input 0's and output 0's addresses as seen (int64). */
+ACCEL_KERNEL void put_row(const accel_call* call) {
+  const accel_array *row = call->inputs[1], *out = call->outputs[0];
+  float* to = (float*)out->data + call->params[0].i * row->size;
+  memcpy(to, row->data, (size_t)row->size * 4);
+  if (call->n_outputs > 1) {
+    int64_t* seen = (int64_t*)call->outputs[1]->data;
+    seen[0] = (int64_t)(intptr_t)call->inputs[0]->data;
+    seen[1] = (int64_t)(intptr_t)out->data;
+  }
+}
+
+/* Two buffers at once: rows inputs 2 and 3 into outputs 0 and 1, to which inputs 0 and 1 are donated. */
+ACCEL_KERNEL void put_rows(const accel_call* call) {
+  for (int i = 0; i < 2; ++i) {
+    const accel_array* row = call->inputs[2 + i];
+    memcpy((float*)call->outputs[i]->data + call->params[0].i * row->size, row->data, (size_t)row->size * 4);
+  }
+}

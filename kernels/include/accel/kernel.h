@@ -16,6 +16,9 @@
  *   - Arrays are handed over as arrays of pointers, so that accel_array may grow too.
  *   - The host owns all memory. A kernel writes every element of every output, and nothing else. It is not
  *     called if all its outputs are empty.
+ *   - An output to which an input was donated (a property of the call, see cpu_kernel) holds that input's elements
+ *     when the kernel is entered; the kernel writes what changes there, and does not read that input, which may be
+ *     the same memory.
  *   - A kernel may be entered from several threads at once, also with the same inputs. It keeps no
  *     mutable global state.
  *   - A kernel does not throw, longjmp or exit. What it cannot compute it reports with accel_fail().
