@@ -47,6 +47,7 @@ nb::object make_bound(const Call& call, std::vector<mx::array> fixed, bool sever
 const Call* bound_call_of(nb::handle object, const std::vector<mx::array>** fixed);
 void register_bound(nb::module_& m);
 
+void register_program(nb::module_& m);
 void register_kernels(nb::module_& m);
 void register_reference(nb::module_& m);
 void register_tracing(nb::module_& m);

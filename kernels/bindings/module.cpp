@@ -102,6 +102,7 @@ NB_MODULE(_native, m) {
   nb::module_::import_("mlx.core");
   m.doc() = "CPU kernels as lazy mlx operations. Use backend_core.cpu_kernel and backend_core.native.";
   accel::register_bound(m);
+  accel::register_program(m);
   accel::register_kernels(m);
   accel::register_tracing(m);
   accel::register_reference(m);

@@ -12,6 +12,22 @@
 namespace accel {
 namespace {
 
+/* mx::array::is_donatable() asks for a single reference, but every output of a primitive holds its inputs. An array
+ * is one shared pointer, whose count mlx does not show. */
+long references(const mx::array& a) {
+  static_assert(sizeof(mx::array) == sizeof(std::shared_ptr<void>));
+  return reinterpret_cast<const std::shared_ptr<void>*>(&a)->use_count();
+}
+
+/* True if `out` may take the memory of `in`. */
+bool donatable(const mx::array& in, const mx::array& out, long holders) {
+  constexpr size_t kSlack = 16384; // bytes of a buffer that may go unused, as in mlx
+  return references(in) == holders && in.data_shared_ptr().use_count() == 1 && in.data_shared_ptr()->is_owned() &&
+      in.flags().row_contiguous && in.data_size() == in.size() && in.buffer_size() <= out.nbytes() + kSlack;
+}
+
+} // namespace
+
 int accel_dtype_of(mx::Dtype dtype) {
   switch (dtype.val()) {
     case mx::Dtype::Val::bool_: return ACCEL_BOOL;
@@ -31,22 +47,6 @@ int accel_dtype_of(mx::Dtype dtype) {
   }
   throw std::invalid_argument("this mlx has a dtype that CPU kernels do not know");
 }
-
-/* mx::array::is_donatable() asks for a single reference, but every output of a primitive holds its inputs. An array
- * is one shared pointer, whose count mlx does not show. */
-long references(const mx::array& a) {
-  static_assert(sizeof(mx::array) == sizeof(std::shared_ptr<void>));
-  return reinterpret_cast<const std::shared_ptr<void>*>(&a)->use_count();
-}
-
-/* True if `out` may take the memory of `in`. */
-bool donatable(const mx::array& in, const mx::array& out, long holders) {
-  constexpr size_t kSlack = 16384; // bytes of a buffer that may go unused, as in mlx
-  return references(in) == holders && in.data_shared_ptr().use_count() == 1 && in.data_shared_ptr()->is_owned() &&
-      in.flags().row_contiguous && in.data_size() == in.size() && in.buffer_size() <= out.nbytes() + kSlack;
-}
-
-} // namespace
 
 void Spec::describe(const std::vector<mx::array>& inputs, std::vector<mx::Shape>& to,
                     std::vector<mx::Dtype>& types) const {

@@ -61,6 +61,9 @@ class KernelPrimitive : public mx::Primitive {
   std::shared_ptr<const Params> params_;
 };
 
+/* The number of a dtype in the kernel ABI. Throws std::invalid_argument. */
+int accel_dtype_of(mx::Dtype dtype);
+
 /* The call as a task on `outputs`, which get their memory here: an input's where that is donated and nobody else
  * holds it, else new memory (to which the task copies a donated input first).
  *

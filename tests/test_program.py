@@ -1,0 +1,210 @@
+"""Programs: several kernels as one primitive."""
+
+from __future__ import annotations
+
+import pathlib
+
+import numpy as np
+import pytest
+
+pytest.importorskip("mlx.core")
+import mlx.core as mx
+from test_cpu_kernel import CC, compile_kernel
+
+from backend_core import native
+from backend_core.cpu_kernel import cpu_kernel, dims, like
+from backend_core.program import Program, is_bound
+
+pytestmark = [
+    pytest.mark.skipif(not native.available(), reason=native.status().reason or "native"),
+    pytest.mark.skipif(CC is None, reason="needs a C compiler"),
+]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    source = pathlib.Path(__file__).parent / "kernels" / "basic.c"
+    return compile_kernel(source, tmp_path_factory.mktemp("kernels") / "basic.so")
+
+
+def matmul(library, w, params=(1, 0.0)):
+    kernel = cpu_kernel(library, "matmul")
+    return kernel.bind([w], output_shape=like(0, last=w.shape[0]), output_dtype=like(0), params=list(params))
+
+
+def gather(library):
+    return cpu_kernel(library, "gather", ensure_row_contiguous=False).bind(output_shape=like(0), output_dtype=like(0))
+
+
+def weight(n, k, seed=0):
+    return mx.array(np.random.default_rng(seed).integers(-3, 4, (n, k)).astype(np.float32))
+
+
+def x_of(*shape, seed=9):
+    return mx.array(np.random.default_rng(seed).integers(-3, 4, shape).astype(np.float32))
+
+
+def same(y, expected):
+    np.testing.assert_array_equal(np.array(y), np.asarray(expected))
+
+
+def test_siblings_and_a_chain(library):
+    a, b, c = weight(6, 4), weight(6, 4, 1), weight(3, 6, 2)
+    p = Program("both", 1)
+    one, two = p.call(matmul(library, a), p.input(0)), p.call(matmul(library, b), p.input(0))
+    three = p.call(matmul(library, c), two)
+    run = p.build(one, three)
+    for shape in ((1, 4), (5, 4), (2, 3, 4), (1, 1, 4)):
+        x = x_of(*shape)
+        y, z = run(x)
+        same(y, np.array(x) @ np.array(a).T)
+        same(z, np.array(x) @ np.array(b).T @ np.array(c).T)
+    assert "3 kernels" in repr(run) and "both" in repr(run)
+
+
+def test_one_output_is_an_array_and_one_node(library):
+    p = Program("one", 1)
+    run = p.build(p.call(matmul(library, weight(4, 4)), p.call(matmul(library, weight(4, 4, 1)), p.input(0))))
+    y = run(x_of(2, 4))
+    assert isinstance(y, mx.array)
+    same(y, np.array(x_of(2, 4)) @ np.array(weight(4, 4, 1)).T @ np.array(weight(4, 4)).T)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 12), (2, 5, 12), (1, 3, 12), (0, 2, 12)])
+def test_views(library, shape):
+    x = x_of(*shape)
+    p = Program("heads", 1)
+    product = p.call(matmul(library, weight(12, 12)), p.input(0))
+    heads = p.call(gather(library), product.split(3).swap())
+    back = p.call(gather(library), heads.swap().merge())
+    run = p.build(heads, product.split(3).swap(), back, p.input(0).split(2))
+    want = np.array(x) @ np.array(weight(12, 12)).T
+    split = want.reshape(*shape[:2], 3, 4).transpose(0, 2, 1, 3)
+    y, view, merged, plain = run(x)
+    same(y, split)
+    same(view, split)
+    same(merged, want)
+    same(plain, np.array(x).reshape(*shape[:2], 2, 6))
+    # Views of outputs are arrays like others.
+    same(view + 1, split + 1)
+    same(mx.contiguous(view)[:, 1:], split[:, 1:])
+    same(view.swapaxes(1, 2).reshape(shape), want)
+
+
+def test_views_of_strided_inputs(library):
+    p = Program("strided", 1)
+    run = p.build(p.call(gather(library), p.input(0).swap().merge()), p.input(0).swap())
+    whole = x_of(2, 6, 5, 8)
+    for x in (whole[:, ::2], whole[..., 1:7:2], whole[:, :, 2:3], mx.transpose(whole, (0, 2, 1, 3)), whole[:, :1]):
+        want = np.array(x).transpose(0, 2, 1, 3)
+        y, view = run(x)
+        same(view, want)
+        same(y, want.reshape(*want.shape[:2], -1))
+
+
+def test_parameters_of_the_call(library):
+    w = weight(4, 4)
+    p = Program("params", 1)
+    one = p.call(matmul(library, w, (5, 1.0)), p.input(0), call_params=True)
+    two = p.call(matmul(library, w, (5, 1.0)), p.input(0))
+    run = p.build(one, two)
+    x = x_of(2, 4)
+    y, z = run(x, params=[2, 0.5])
+    same(y, 2 * (np.array(x) @ np.array(w).T) + 0.5)
+    same(z, 5 * (np.array(x) @ np.array(w).T) + 1)
+
+
+def test_shapes_are_remembered_and_forgotten(library):
+    p = Program("shapes", 1)
+    run = p.build(p.call(matmul(library, weight(3, 4)), p.input(0)))
+    for rows in [*range(1, 40), 1, 2]:
+        same(run(x_of(rows, 4)), np.array(x_of(rows, 4)) @ np.array(weight(3, 4)).T)
+
+
+def test_outputs_outlive_and_survive(library):
+    p = Program("alive", 1)
+    product = p.call(matmul(library, weight(8, 8)), p.input(0))
+    run = p.build(product.split(2).swap(), p.call(matmul(library, weight(8, 8, 1)), product))
+    x = x_of(1, 64, 8)
+    view, other = run(x)
+    del x
+    mx.eval(other)
+    del other
+    mx.clear_cache()
+    junk = [mx.zeros((1, 64, 8)) + i for i in range(20)]
+    mx.eval(junk)
+    same(view, (np.array(x_of(1, 64, 8)) @ np.array(weight(8, 8)).T).reshape(1, 64, 2, 4).transpose(0, 2, 1, 3))
+
+
+def test_donation_inside_a_program_copies(library):
+    write = cpu_kernel(library, "put_row").bind(output_shape=like(0), output_dtype=like(0), params=[1], donate={0: 0})
+    p = Program("write", 2)
+    run = p.build(p.call(write, p.input(0), p.input(1)))
+    x = mx.zeros((2, 3)) + 1
+    mx.eval(x)
+    same(run(x, mx.zeros((1, 3))), [[1, 1, 1], [0, 0, 0]])
+    same(x, np.ones((2, 3)))
+
+
+def test_what_is_wrong_is_said(library):
+    bound = matmul(library, weight(4, 4))
+    assert is_bound(bound) and not is_bound(lambda x: x) and not is_bound(None)
+    p = Program("wrong", 1)
+    value = p.call(bound, p.input(0))
+    run = p.build(value)
+    for args in ((), (x_of(1, 4), x_of(1, 4)), (1.0,)):
+        with pytest.raises(TypeError, match=r"\[wrong\]"):
+            run(*args)
+    with pytest.raises(TypeError, match="params"):
+        run(x_of(1, 4), stream=mx.cpu)
+    with pytest.raises(ValueError, match="the same"):
+        p.build(value, value)
+    with pytest.raises(ValueError, match="at least one"):
+        p.build()
+    with pytest.raises(ValueError, match="not there"):
+        p.build(p.input(1))
+    q = Program("python", 1)
+    q.call(lambda x: x, q.input(0))
+    with pytest.raises(TypeError, match="bound kernels"):
+        q.build(q.input(0))
+    r = Program("odd", 1)
+    odd = r.build(r.call(bound, r.input(0)).split(3))
+    with pytest.raises(ValueError, match="split into 3"):
+        odd(x_of(1, 4))
+    s = Program("flat", 1)
+    with pytest.raises(ValueError, match="exchange"):
+        s.build(s.call(bound, s.input(0)).swap())(x_of(1, 4))
+
+
+def test_a_failing_kernel_gives_nan(library):
+    bad = cpu_kernel(library, "matmul").bind([weight(4, 4)], output_shape=like(0), output_dtype=like(0))  # no params
+    p = Program("bad", 1)
+    run = p.build(p.call(matmul(library, weight(4, 4)), p.call(bad, p.input(0))))
+    assert np.isnan(np.array(run(x_of(2, 4)))).all()
+    assert any("two parameters" in e for e in native.take_errors())
+
+
+def test_under_compile_and_threads(library):
+    p = Program("compiled", 1)
+    first = p.call(matmul(library, weight(4, 4)), p.input(0))
+    run = p.build(first, p.call(matmul(library, weight(4, 4, 1)), first))
+    f = mx.compile(lambda x: run(x)[0] + run(x)[1], shapeless=True)
+    want = lambda x: (np.array(x) @ np.array(weight(4, 4)).T) @ (np.eye(4) + np.array(weight(4, 4, 1)).T)  # noqa: E731
+    for rows in (2, 3):
+        same(f(x_of(rows, 4)), want(x_of(rows, 4)))
+    before = native.get().threads()
+    try:
+        for threads in range(1, 9):
+            native.get().set_threads(threads)
+            same(sum(run(x_of(7, 4))), want(x_of(7, 4)))
+    finally:
+        native.get().set_threads(before)
+
+
+def test_rules_over_several_inputs(library):
+    join = cpu_kernel(library, "matmul").bind(
+        output_shape=(dims(0, 0, -1), dims(1, 0, 1)), output_dtype=like(0), params=[1, 0.0]
+    )
+    p = Program("two", 2)
+    run = p.build(p.call(join, p.input(0), p.input(1)))
+    same(run(x_of(2, 4), weight(3, 4)), np.array(x_of(2, 4)) @ np.array(weight(3, 4)).T)
