@@ -1,117 +1,174 @@
-"""``mlx-accel bench``: ratios measured side by side in one run, interleaved, as medians with spread."""
+"""``mlx-accel bench``: its commands and their options; what they do is in :mod:`backend_core.bench`."""
 
 from __future__ import annotations
 
-import json
-import platform
-import statistics
-import time
+import contextlib
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rich.progress import Progress
+import click
 
-from .. import core, machine
 from ..policy import Policy
 
+OPTION_HELP = "Policy option KEY=VALUE, repeatable (as --backend-option of mlx_lm.generate)."
+_FILE: Any = click.Path(dir_okay=False, path_type=Path)
 
-def bench_generate(model_name: str | None, scales: str, prompt_tokens: int, tokens: int, repeats: int,
-                   json_file: Path | None, policy: Policy) -> dict[str, Any]:  # fmt: skip
-    """Prompt and decode tokens per second, stock and accelerated, and whether greedy tokens agree.
 
-    Stock half precision on the CPU makes about 0.3 tok/s; there it is measured over at most 4 prompt and
-    4 new tokens, and greedy text is compared over those.
-    """
-    import mlx.core as mx
+class _Shape(click.ParamType):
+    """``4096x4096``: output features x input features."""
 
-    from ..walk import activations_dtype
-    from . import models
+    name = "NxK"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[int, int]:
+        if isinstance(value, tuple):
+            return value
+        parts = str(value).lower().split("x")
+        if len(parts) == 1:
+            parts = parts * 2
+        if len(parts) != 2 or not all(p.isdigit() and int(p) > 0 for p in parts):
+            self.fail(f"{value!r} is not a shape such as 4096x4096 (output x input features)", param, ctx)
+        return int(parts[0]), int(parts[1])
+
+
+class _Numbers(click.ParamType):
+    """``1,2,4``: positive numbers."""
+
+    name = "N,N,..."
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        parts = str(value).split(",")
+        if not all(p.strip().isdigit() and int(p) > 0 for p in parts):
+            self.fail(f"{value!r} is not a list of positive numbers such as 1,2,4", param, ctx)
+        return tuple(int(p) for p in parts)
+
+
+def _common(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options that every benchmark has."""
+    for option in reversed([
+        click.option("--peers", type=click.Path(path_type=Path), metavar="DIR",
+                     help="Build directory of llama.cpp (shared libraries): also measure ggml."),
+        click.option("--json", "json_file", type=_FILE, help="Write every sample, machine, versions and command; "
+                     "a plot beside it if matplotlib is installed."),
+        click.option("--csv", "csv_file", type=_FILE, help="Write one line for each contender of each row."),
+        click.option("--markdown", "markdown_file", type=_FILE, help="Write the table, machine, versions, command."),
+        click.option("--plot", "plot_file", type=_FILE, help="Write a picture (PNG; needs matplotlib)."),
+        click.option("--threads", type=click.IntRange(1, 512), help="Threads of both sides (default: all CPUs)."),
+        click.option("--repeats", type=click.IntRange(1), default=9, show_default=True, help="Rounds."),
+        click.option("--only", multiple=True, metavar="TEXT",
+                     help="Only rows whose name holds TEXT, repeatable (any of them)."),
+        click.option("--stock/--no-stock", default=True, show_default=True, help="Also measure stock mlx."),
+        click.option("-o", "--option", "options", multiple=True, metavar="KEY=VALUE", help=OPTION_HELP),
+    ]):  # fmt: skip
+        command = option(command)
+    return command
+
+
+@contextlib.contextmanager
+def _tools(peers: Path | None, threads: int | None) -> Iterator[tuple[Any, Any]]:
+    """(the peer or None, the limits) with the number of threads in force."""
+    if threads:
+        os.environ["MLX_ACCEL_THREADS"] = str(threads)
+    from .. import native
+    from ..bench.floors import Floors
+    from ..bench.peer import Ggml
+    from ..errors import AccelError
+
+    if not native.available():
+        raise AccelError(f"benchmarks need CPU kernels: {native.status().reason}")
+    if threads:
+        native.get().set_threads(threads)
+    ggml = Ggml(peers, int(native.get().threads())) if peers else None
+    try:
+        yield ggml, Floors()
+    finally:
+        if ggml is not None:
+            ggml.close()
+
+
+def _run(name: str, work: list[Any], bench_it: Callable[..., Any], ggml: Any, floors: Any, measured: Any, policy: Any,
+         **files: Path | None) -> None:  # fmt: skip
+    """Measure, with a bar, print and write."""
+    import dataclasses
+
+    from rich.progress import Progress
+
+    from ..bench import output
+    from ..errors import AccelError
     from .tables import _console
 
-    if model_name is None:
-        from ..demo.model import demo_model_dir
-
-        model_name = str(demo_model_dir(scales))
-    model = models.load_stock(model_name)
-    slow = machine.default_device() == "cpu" and activations_dtype(model) in ("float16", "bfloat16")
-    vocab = _vocab_size(model)
-    prompt = [(7 * i * i + 3 * i + 1) % min(vocab, 30000) for i in range(prompt_tokens)]
-    samples: dict[str, dict[str, list[float]]] = {s: {"prompt": [], "decode": []} for s in ("stock", "accel")}
-    texts: dict[str, list[int]] = {}
-    report = None
+    if not work:
+        raise AccelError("no row is left: --only and the other options leave nothing to measure")
     with Progress(console=_console(stderr=True), transient=True) as progress:
-        task = progress.add_task("measuring", total=2 * repeats)
-        for i in range(repeats):
-            # ABBA, so that a drift of the machine hits both.
-            for side in ("stock", "accel") if i % 2 == 0 else ("accel", "stock"):
-                if side == "accel":
-                    report = core.accelerate(model, policy)
-                else:
-                    core.restore(model)
-                few = slow and side == "stock"
-                if few and samples["stock"]["decode"]:
-                    progress.advance(task)
-                    continue
-                p, d, text = _one_run(model, prompt[:4] if few else prompt, min(tokens, 4) if few else tokens)
-                samples[side]["prompt"].append(p)
-                samples[side]["decode"].append(d)
-                texts[side] = text
-                if few:
-                    core.accelerate(model, policy)
-                    _, _, texts["accel_few"] = _one_run(model, prompt[:4], min(tokens, 4))
-                progress.advance(task)
-    core.restore(model)
-    mx.clear_cache()
-    assert report is not None
-    other = texts.get("accel_few", texts["accel"])
-    result: dict[str, Any] = {
-        "model": Path(model_name).name, "date": time.strftime("%Y-%m-%d"), "cpu": machine.cpu_model(),
-        "device": machine.default_device(), "threads": len(machine.affinity()), "python": platform.python_version(),
-        "mlx": machine.version("mlx"), "mlx_lm": machine.version("mlx-lm"), "mlx_accel": machine.version("mlx-accel"),
-        "prompt_tokens": prompt_tokens, "tokens": tokens, "stock_measured_over": [4, 4] if slow else None,
-        "same_greedy_tokens": texts["stock"] == other, "report": report.line(), "rows": {},
-    }  # fmt: skip
-    from rich.table import Table
-
-    table = Table("", "stock tok/s", "accel tok/s", "ratio", title=f"{result['model']}, {result['cpu']}, "
-                  f"{result['threads']} CPUs, mlx {result['mlx']}")  # fmt: skip
-    for phase in ("prompt", "decode"):
-        stock, accel = samples["stock"][phase], samples["accel"][phase]
-        ratio = statistics.median(accel) / statistics.median(stock)
-        result["rows"][phase] = {"stock": stock, "accel": accel, "ratio": ratio}
-        table.add_row(f"{phase} ({prompt_tokens if phase == 'prompt' else tokens} tokens)", _cell(stock), _cell(accel),
-                      f"{ratio:.1f}x")  # fmt: skip
-    console = _console()
-    console.print(table)
-    console.print(f"same greedy tokens: {'yes' if result['same_greedy_tokens'] else 'no'}"
-                  + (" (stock half precision, over 4 tokens)" if slow else ""))  # fmt: skip
-    console.print(report.line(), markup=False)
-    if json_file:
-        json_file.write_text(json.dumps(result, indent=1) + "\n")
-    return result
+        task = progress.add_task("measuring", total=len(work))
+        rows = bench_it(work, measured, policy, ggml, floors, lambda row: progress.advance(task))
+    data = output.result(name, rows, dataclasses.asdict(measured), f"ggml {ggml.release}" if ggml else "")
+    output.print_table(rows, data)
+    output.write(data, rows, **files)
 
 
-def _one_run(model: Any, prompt: list[int], tokens: int) -> tuple[float, float, list[int]]:
-    """(prompt tok/s, decode tok/s, tokens) of one greedy generation."""
-    import mlx.core as mx
-    from mlx_lm.generate import generate_step
-
-    begin = time.perf_counter()
-    first = 0.0
-    text: list[int] = []
-    for token, _ in generate_step(mx.array(prompt), model, max_tokens=tokens):
-        text.append(int(token))
-        if len(text) == 1:
-            first = time.perf_counter()
-    end = time.perf_counter()
-    return len(prompt) / (first - begin), (len(text) - 1) / max(end - first, 1e-9), text
+def _wanted(names: tuple[str, ...], name: str) -> bool:
+    return not names or any(text.lower() in name.lower() for text in names)
 
 
-def _vocab_size(model: Any) -> int:
-    config = getattr(model, "args", None)
-    return int(getattr(config, "vocab_size", 0) or 1000)
+@click.group()
+def bench() -> None:
+    """Measure on this machine, side by side in one run."""
 
 
-def _cell(values: list[float]) -> str:
-    spread = f" ({min(values):.1f}..{max(values):.1f})" if len(values) > 1 else ""
-    return f"{statistics.median(values):.1f}{spread}"
+@bench.command()
+@_common
+@click.option("--shape", "shapes", type=_Shape(), multiple=True, help="Output x input features [default: 4096x4096].")
+@click.option("--bits", type=_Numbers(), help="Affine weights of so many bits (with --group-size).")
+@click.option("--group-size", type=_Numbers(), help="[default: 128 up to 2 bits, else 64]")
+@click.option("--dense", multiple=True, type=click.Choice(["float16", "bfloat16", "float32"]), help="Dense weights.")
+@click.option("--scales", type=click.Choice(["float16", "bfloat16", "float32"]), default="float16", show_default=True,
+              help="dtype of scales and biases.")  # fmt: skip
+@click.option("--sym", is_flag=True, help="Biases that follow from the scales, so that they need not be read.")
+@click.option("-m", "--rows", type=_Numbers(), default="1,2,4,8,16,512", show_default=True, help="Rows (M).")
+@click.option("--peer-types", metavar="TYPE,...", help="ggml types to compare with [default: by bits].")
+@click.option("--activations", type=click.Choice(["float32", "float16", "bfloat16"]), default="float32",
+              show_default=True, help="dtype of the activations; float32 is what accelerated models run.")  # fmt: skip
+@click.option("--weights-mb", type=click.IntRange(1), default=512, show_default=True,
+              help="Weights of all copies together; more than caches hold.")  # fmt: skip
+def linear(peers: Path | None, threads: int | None, repeats: int, only: tuple[str, ...], stock: bool,
+           options: tuple[str, ...], shapes: tuple[tuple[int, int], ...], bits: tuple[int, ...] | None,
+           group_size: tuple[int, ...] | None, dense: tuple[str, ...], scales: str, sym: bool, rows: tuple[int, ...],
+           peer_types: str | None, activations: str, weights_mb: int, **files: Path | None) -> None:  # fmt: skip
+    """Linear layers: ours, stock, ggml and the machine's limits.
+
+    Without --bits and --dense: 2-bit g128, 1-bit g128, 4-bit g64, float16 and bfloat16.
+    """
+    from ..bench import linear as bench_module
+
+    specs = bench_module.specs(shapes or ((4096, 4096),), bits, group_size, dense, scales, sym)
+    kinds = bench_module.peer_types(peer_types)
+    work = [
+        bench_module.Work(spec, m, kinds if kinds is not None else bench_module.peers_of(spec))
+        for spec in specs
+        for m in rows
+        if _wanted(only, f"{spec.name} M={m}")
+    ]
+    measured = bench_module.Options(repeats=repeats, weights_bytes=weights_mb << 20, x_dtype=activations, stock=stock)
+    with _tools(peers, threads) as (ggml, floors):
+        _run("linear", work, bench_module.bench_linear, ggml, floors, measured, Policy.from_options(options), **files)
+
+
+@bench.command()
+@click.option("--model", help="Model directory or repository (default: the demo model).")
+@click.option("--scales", type=click.Choice(["fp32", "fp16"]), default="fp32", show_default=True,
+              help="Scales of the demo model.")  # fmt: skip
+@click.option("--prompt-tokens", type=click.IntRange(1), default=128, show_default=True)
+@click.option("--tokens", type=click.IntRange(2), default=32, show_default=True, help="Tokens to decode.")
+@click.option("--repeats", type=click.IntRange(1), default=3, show_default=True)
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Also write JSON.")
+@click.option("-o", "--option", "options", multiple=True, metavar="KEY=VALUE", help=OPTION_HELP)
+def generate(model: str | None, scales: str, prompt_tokens: int, tokens: int, repeats: int,
+             json_file: Path | None, options: tuple[str, ...]) -> None:  # fmt: skip
+    """Prompt and decode speed, stock against accelerated, interleaved."""
+    from ..bench.stock_generate import bench_generate
+
+    bench_generate(model, scales, prompt_tokens, tokens, repeats, json_file, Policy.from_options(options))

@@ -194,23 +194,6 @@ def _meant(module: str) -> str:
     return f" (did you mean {close[0]}?)" if close else ""
 
 
-@main.group()
-def bench() -> None:
-    """Measure on this machine, side by side in one run."""
+from .bench import bench  # noqa: E402
 
-
-@bench.command()
-@click.option("--model", help="Model directory or repository (default: the demo model).")
-@click.option("--scales", type=click.Choice(["fp32", "fp16"]), default="fp32", show_default=True,
-              help="Scales of the demo model.")  # fmt: skip
-@click.option("--prompt-tokens", type=click.IntRange(1), default=128, show_default=True)
-@click.option("--tokens", type=click.IntRange(2), default=32, show_default=True, help="Tokens to decode.")
-@click.option("--repeats", type=click.IntRange(1), default=3, show_default=True)
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Also write JSON.")
-@click.option("-o", "--option", "options", multiple=True, metavar="KEY=VALUE", help=OPTION_HELP)
-def generate(model: str | None, scales: str, prompt_tokens: int, tokens: int, repeats: int,
-             json_file: Path | None, options: tuple[str, ...]) -> None:  # fmt: skip
-    """Prompt and decode speed, stock against accelerated, interleaved."""
-    from .bench import bench_generate
-
-    bench_generate(model, scales, prompt_tokens, tokens, repeats, json_file, Policy.from_options(options))
+main.add_command(bench)
