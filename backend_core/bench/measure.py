@@ -6,6 +6,7 @@ each contender, and every second round goes the other way round, so that a drift
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -147,6 +148,32 @@ class Contender:
     series: Series
     sample: Callable[[], float]
     at_most: int = 1 << 30
+
+
+class Neighbours:
+    """How many CPUs other processes kept busy since this object was made."""
+
+    def __init__(self) -> None:
+        self._begin = time.perf_counter()
+        self._start = self._foreign()
+
+    def __call__(self) -> float:
+        """CPUs, on average; 0 where the system does not say."""
+        seconds = max(time.perf_counter() - self._begin, 1e-3)
+        return max(0.0, self._foreign() - self._start) / seconds
+
+    @staticmethod
+    def _foreign() -> float:
+        """Seconds that CPUs have spent on anything but this process and idling."""
+        try:
+            with open("/proc/stat", encoding="ascii") as f:
+                fields = [int(v) for v in f.readline().split()[1:]]
+        except (OSError, ValueError):
+            return 0.0
+        # user, nice, system, (idle, iowait), irq, softirq, steal; guests are in user already
+        busy = sum(fields[:3]) + sum(fields[5:8])
+        mine = os.times()
+        return busy / os.sysconf("SC_CLK_TCK") - sum(mine[:4])
 
 
 def rounds(contenders: Sequence[Contender], repeats: int, limits: Callable[[], tuple[float, float]] | None = None,

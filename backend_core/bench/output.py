@@ -42,11 +42,18 @@ def command_line(arguments: Sequence[str] | None = None) -> str:
     return " ".join(words)
 
 
-def result(bench: str, rows: Sequence[Row], options: dict[str, Any], peer: str = "") -> dict[str, Any]:
-    """Rows with everything a reader needs to judge them. `peer` is the peer's version."""
+def result(bench: str, rows: Sequence[Row], options: dict[str, Any], peer: str = "", others: float = 0.0
+           ) -> dict[str, Any]:  # fmt: skip
+    """Rows with everything a reader needs to judge them.
+
+    peer
+        The peer's version.
+    others
+        CPUs that other processes kept busy meanwhile.
+    """
     return {
         "format": FORMAT, "bench": bench, "date": time.strftime("%Y-%m-%d %H:%M"), "command": command_line(),
-        "machine": machine_facts(), "versions": versions(peer), "options": options,
+        "machine": machine_facts(), "versions": versions(peer), "options": options, "cpus_busy_with_others": others,
         "limits": {
             "read_bytes_per_s": _median([v for r in rows for v in r.read]),
             "multiply_adds_per_s": _median([v for r in rows for v in r.fma]),
@@ -152,6 +159,8 @@ def notes(rows: Sequence[Row], data: dict[str, Any]) -> list[str]:
             f"{limits['multiply_adds_per_s'] / 1e9:.0f} G float32 multiply-adds/s; the floor of a call is the "
             f"longer of bytes and multiply-adds over these, 'of floor' is floor over ours."
         )  # fmt: skip
+    if data["cpus_busy_with_others"] > 0.1:
+        found.append(f"Careful: other processes kept {data['cpus_busy_with_others']:.1f} CPUs busy meanwhile.")
     if any(s.note for r in rows for s in r.of("stock")):
         parts = sorted({s.note for r in rows for s in r.of("stock") if s.note})
         found.append(f"Stock is extrapolated where it is slow: {'; '.join(parts)}.")

@@ -109,14 +109,15 @@ def layouts_for(ggml: Ggml, kind: str, n: int, k: int, rows: int) -> list[str]:
     """Layouts that have a kernel for this product, plain memory first."""
     found = ["plain"]
     for name, layout in ggml.layouts.items():
-        if name == "plain" or not survives(ggml.directory, kind, name, rows > 1):
+        if name == "plain":
             continue
         weights, nodes = Arena(ggml, 1), Arena(ggml, 4)
         try:
             matrix = weights.tensor(kind, k, n)
             weights.allocate(layout, weights=True)
             node = ggml.mul_mat(nodes.context, matrix, nodes.tensor("f32", k, rows))
-            if ggml.backend_dev_supports_op(ggml.device, node):
+            has_kernel = ggml.backend_dev_supports_op(ggml.device, node)
+            if has_kernel and survives(ggml.directory, kind, name, rows > 1):
                 found.append(name)
         except PeerError:
             continue  # no memory in this layout

@@ -97,15 +97,17 @@ def _run(name: str, work: list[Any], bench_it: Callable[..., Any], ggml: Any, fl
     from rich.progress import Progress
 
     from ..bench import output
+    from ..bench.measure import Neighbours
     from ..errors import AccelError
     from .tables import _console
 
     if not work:
         raise AccelError("no row is left: --only and the other options leave nothing to measure")
+    others = Neighbours()
     with Progress(console=_console(stderr=True), transient=True) as progress:
         task = progress.add_task("measuring", total=len(work))
         rows = bench_it(work, measured, policy, ggml, floors, lambda row: progress.advance(task))
-    data = output.result(name, rows, dataclasses.asdict(measured), f"ggml {ggml.release}" if ggml else "")
+    data = output.result(name, rows, dataclasses.asdict(measured), f"ggml {ggml.release}" if ggml else "", others())
     output.print_table(rows, data)
     output.write(data, rows, **files)
 
