@@ -28,7 +28,7 @@ def test_a_dense_model_says_what_stock_says_in_float32(dtype, installed_plugins)
     wide.apply(lambda p: p.astype(mx.float32))
     prompt = [1, 5, 3, 7, 2, 9, 4]
     want = greedy(wide, prompt, 12)
-    report = accelerate(model, Policy(race="force", plugins="host_linear", activations="float32"))
+    report = accelerate(model, Policy(deterministic=True, plugins="host_linear", activations="float32"))
     runs = [d for d in report.decisions if d.site.hook == "select_linear"]
     assert len(runs) == 15 and all(d.chosen == "host_linear/dense" for d in runs)
     assert greedy(model, prompt, 12) == want
