@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from . import activations, install, machine, native, walk, walk_calls
+from . import activations, install, joined, machine, native, walk, walk_calls
 from .integrations import cache, calls, scope
 from .plugins import PluginHost
 from .policy import Policy, strange_variables
@@ -140,6 +140,7 @@ def _select(model: Any, policy: Policy, host: PluginHost, report: Report) -> Non
                 install.install(module, install.Slot(module, report, cast=True))
             else:
                 slot.cast = True
+        _join(model, session, profile)
     except BaseException:
         for module in _modules(model):
             install.uninstall(module)
@@ -148,6 +149,22 @@ def _select(model: Any, policy: Policy, host: PluginHost, report: Report) -> Non
         raise
     if cast:
         report.note(activations.kv_note(model, cache.dtype_of(id(model))))
+
+
+def _join(model: Any, session: Session, profile: Profile) -> None:
+    """Let the accelerated parts of known blocks run as one piece, where that is faster: layers, then what is left."""
+    done: set[int] = set()
+    for layers in (True, False):
+        try:
+            chosen = session.modules(joined.find(model, session, layers, done))
+        finally:
+            profile.save()
+            forget_inputs()
+        session.report.decisions += [decision for _, decision, slot in chosen if slot is not None]
+        for found, _, slot in chosen:
+            if slot is not None:
+                scope.join(found.module, id(model), slot.plan)
+                done |= {id(found.module), *joined.inner(found.module)}
 
 
 def restore(model: Any) -> int:

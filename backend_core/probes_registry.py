@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from .probes import LinearProbe, MultiProbe, Probe, SwitchProbe
 from .probes_attention import AttentionProbe
+from .probes_join import JoinProbe
 from .probes_ops import OP_PROBES
-from .sites import AttentionSite, LinearSite, OpSite, Site
+from .sites import AttentionSite, JoinSite, LinearSite, OpSite, Site
 
 _LINEAR: dict[str, type[Probe]] = {
     "linear": LinearProbe,
@@ -23,4 +24,6 @@ def probe_for(site: Site) -> Probe:
         return OP_PROBES[site.op](site)
     if isinstance(site, AttentionSite):
         return AttentionProbe(site)
+    if isinstance(site, JoinSite):
+        return JoinProbe(site)
     raise KeyError(site.hook)

@@ -27,6 +27,7 @@ from .plugins import PluginHost, PluginRecord, describe
 from .policy import Policy
 from .probe_base import Probe
 from .probes_attention import AttentionProbe
+from .probes_join import JoinProbe, JoinSlot
 from .probes_ops import FunctionProbe
 from .probes_registry import probe_for
 from .profile import Profile
@@ -133,6 +134,8 @@ class Session:
             return AttentionSlot(self.report, probe, small, large)
         if isinstance(probe, FunctionProbe):
             return FunctionSlot(self.report, probe, small)
+        if isinstance(probe, JoinProbe):
+            return JoinSlot(self.report, probe, small, large)
         return Slot(module, self.report, probe, small, large, self.late)
 
     def _settle(self, found: list[Found], probe: Probe, candidates: list[Candidate], refusals: list[list[Loser]]
@@ -171,7 +174,7 @@ class Session:
             # Hooks run for the first time at the first site of each kind.
             watched = None if f.site.hook in self.asked else self._plugin_marker
             self.asked.add(f.site.hook)
-            offers, declined = self.host.collect(f.site, watched)
+            offers, declined = self.host.collect(f.site, watched) if f.offer is None else ([f.offer], [])
             refusals[i] += [Loser(name, reason) for name, reason in declined]
             for offer in offers:
                 if reason := self._refusal(offer):
@@ -210,8 +213,9 @@ class Session:
 
     def offer_key(self, offer: Offer) -> str:
         """Identity of an offer's code: plugin, version, kernel contents, mlx."""
-        record = self.host.records[offer.plugin]
-        parts = (offer.label, record.version, record.content_hash, str(self.profile.facts.get("mlx")))
+        record = self.host.records.get(offer.plugin)
+        code = (record.version, record.content_hash) if record else (str(self.profile.facts.get("native")), "")
+        parts = (offer.label, *code, str(self.profile.facts.get("mlx")))
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
     def _marker(self, c: Candidate) -> Callable[[], Any]:

@@ -297,6 +297,37 @@ class CheckpointSite(Site):
     hook: ClassVar[str] = "adapt_checkpoint"
 
 
+@dataclass(frozen=True)
+class JoinSite(Site):
+    """A known block whose accelerated parts can run as one piece. The core itself makes the offer.
+
+    kind
+        ``"layer"``, ``"attention"`` or ``"mlp"``.
+    width
+        Features of a token.
+    kv_heads, head_dim
+        Heads of keys and values, and their length; 0 without attention.
+    parts
+        ``label signature`` of every part, in order.
+    x_dtype, out_dtype
+        dtypes of the block's input and result.
+    """
+
+    kind: str = ""
+    width: int = 0
+    kv_heads: int = 0
+    head_dim: int = 0
+    parts: tuple[str, ...] = ()
+    x_dtype: str = "float32"
+    out_dtype: str = "float32"
+
+    hook: ClassVar[str] = "join"
+
+    def describe(self) -> str:
+        """``"layer of 12 parts, 576 float32"``."""
+        return f"{self.kind} of {len(self.parts)} parts, {self.width} {self.x_dtype}"
+
+
 SITE_TYPES: dict[str, type[Site]] = {
     cls.hook: cls for cls in (LinearSite, AttentionSite, MoeSite, DraftSite, OpSite, CheckpointSite)
 }

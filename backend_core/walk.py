@@ -37,6 +37,8 @@ class Found:
     module: Any
     #: For sites that are not modules: the modules whose calls the site stands for.
     callers: tuple[Any, ...] = ()
+    #: The core's own offer, for sites that no plugin is asked about.
+    offer: Any = None
 
 
 def stock_class(module: Any) -> type:

@@ -15,7 +15,7 @@ from ..walk import stock_class
 #: id of the accelerated model whose block runs now on this thread, 0 for none.
 owner: contextvars.ContextVar[int] = contextvars.ContextVar("mlx_accel_owner", default=0)
 
-_KEY = "_accel_owner"
+_KEY, _JOINED = "_accel_owner", "_accel_joined"
 _CLASSES: dict[type, type] = {}
 
 
@@ -25,8 +25,14 @@ def scoped_class(stock: type) -> type:
         from ..install import stock_reduce
 
         def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-            token = owner.set(self.__dict__.get(_KEY, 0))
+            attributes = self.__dict__
+            token = owner.set(attributes.get(_KEY, 0))
             try:
+                joined = attributes.get(_JOINED)
+                if joined is not None:
+                    result = joined(self, *args, **kwargs)
+                    if result is not NotImplemented:
+                        return result
                 return stock.__call__(self, *args, **kwargs)
             finally:
                 owner.reset(token)
@@ -46,8 +52,15 @@ def install(module: Any, model: int) -> None:
         module.__class__ = scoped_class(cls)
 
 
+def join(module: Any, model: int, joined: Any) -> None:
+    """Also ask `joined(module, *args)` first (see :mod:`..joined`)."""
+    install(module, model)
+    module.__dict__[_JOINED] = joined
+
+
 def uninstall(module: Any) -> bool:
-    """Undo :func:`install`. False if the module has no owner."""
+    """Undo :func:`install` and :func:`join`. False if the module has no owner."""
+    module.__dict__.pop(_JOINED, None)
     if _KEY not in module.__dict__:
         return False
     del module.__dict__[_KEY]

@@ -68,12 +68,53 @@ struct Snapshot {
   }
 };
 
+/* That a tree of modules still consists of the very same objects and arrays.
+ *
+ * It must not own the tree's root, which may own it: the collector does not look into native objects. */
+struct Guard {
+  struct Link {
+    nb::object holder; // null: the root
+    nb::object key, value;
+  };
+  std::vector<Link> links;
+  std::vector<std::pair<nb::object, nb::object>> arrays; // Snapshot, module
+
+  Guard(nb::list link_list, nb::list array_list) {
+    for (nb::handle item : link_list) {
+      nb::tuple t = nb::cast<nb::tuple>(item);
+      nb::object holder = nb::borrow(t[0]);
+      links.push_back({holder.is_none() ? nb::object() : holder, nb::borrow(t[1]), nb::borrow(t[2])});
+      if (links.back().holder.is_valid() && !PyDict_Check(holder.ptr())) throw nb::type_error("a holder is a dict");
+    }
+    for (nb::handle item : array_list) {
+      nb::tuple t = nb::cast<nb::tuple>(item);
+      if (!nb::isinstance<Snapshot>(t[0])) throw nb::type_error("arrays are given as (Snapshot, module)");
+      arrays.emplace_back(nb::borrow(t[0]), nb::borrow(t[1]));
+    }
+  }
+
+  bool holds(nb::dict root) const {
+    for (const Link& link : links) {
+      PyObject* holder = link.holder.is_valid() ? link.holder.ptr() : root.ptr();
+      if (PyDict_GetItemWithError(holder, link.key.ptr()) != link.value.ptr()) return false;
+    }
+    for (const auto& [snapshot, module] : arrays) {
+      if (!nb::inst_ptr<Snapshot>(snapshot)->holds(nb::borrow<nb::dict>(module))) return false;
+    }
+    return true;
+  }
+};
+
 void register_tracing(nb::module_& m) {
   nb::class_<Snapshot>(m, "Snapshot", "The arrays of a module (a dict) at one moment.")
       .def(nb::init<nb::dict>(), "module"_a)
       .def("holds", &Snapshot::holds, "module"_a,
            "True if the dict has as many entries and the very same arrays, under whatever Python objects.")
       .def("put_back", &Snapshot::put_back, "module"_a, "Puts the arrays back under their names.");
+  nb::class_<Guard>(m, "Guard", "That a tree of modules still consists of the same objects and arrays.")
+      .def(nb::init<nb::list, nb::list>(), "links"_a, "arrays"_a,
+           "links: (dict, or None for the root, key, object); arrays: (Snapshot, module).")
+      .def("holds", &Guard::holds, "root"_a, "True if every link and every snapshot holds.");
   m.def(
       "in_tracing", [](const mx::array* a) { return a ? a->is_tracer() : tracing(); }, "array"_a = nb::none(),
       "True while mlx records a graph (mx.compile, mx.grad, mx.vjp, mx.jvp, mx.vmap, mx.export_function) on this "

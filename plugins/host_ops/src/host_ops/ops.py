@@ -198,6 +198,8 @@ def rope(dims: int, traditional: bool, base: float, scale: float) -> Callable[..
             return stock(x, offset)  # which raises, or knows better
         return turn(x, offset)
 
+    # For who runs several kernels as one primitive: turn(x, params=[offset, way]).
+    rotated.turn, rotated.way = turn, way  # type: ignore[attr-defined]
     return rotated
 
 
