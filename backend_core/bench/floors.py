@@ -7,6 +7,7 @@ measured in every round of a benchmark, since on shared machines they change fro
 from __future__ import annotations
 
 import ctypes
+import sys
 import time
 from typing import Any
 
@@ -40,6 +41,8 @@ class Floors:
         # In 8 parts, so that one sample need not read all of it.
         self._buffers = [mx.full((max(read_bytes // 8 // 4, 16),), i, mx.uint32) for i in range(8)]
         mx.eval(self._buffers)
+        for buffer in self._buffers:
+            _huge_pages(buffer)
         self._next = 0
         self._ahead = max(_PREFETCH, key=lambda ahead: max(self._bandwidth(ahead) for _ in range(3)))
         self._rounds = 1000
@@ -74,3 +77,21 @@ class Floors:
     def _call(kernel: Any, inputs: list[Any], shape: tuple[int, ...], dtype: Any, params: list[int]) -> Any:
         [out] = kernel(inputs=inputs, output_shapes=[shape], output_dtypes=[dtype], params=params)
         return out
+
+
+def _huge_pages(buffer: Any) -> None:
+    """Ask Linux to put a buffer into huge pages: a limit should not be that of the page tables."""
+    import numpy as np
+
+    try:
+        advise = ctypes.CDLL(None).madvise
+    except (OSError, AttributeError):
+        return
+    advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    view = np.array(buffer, copy=False)
+    page = 2 << 20
+    begin = -(-view.ctypes.data // page) * page
+    end = (view.ctypes.data + view.nbytes) // page * page
+    if sys.platform == "linux" and end > begin:
+        advise(begin, end - begin, 14)  # MADV_HUGEPAGE
+        advise(begin, end - begin, 25)  # MADV_COLLAPSE; older kernels answer with an error, and do it by and by

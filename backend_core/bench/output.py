@@ -24,6 +24,9 @@ from .measure import Row, Series
 FORMAT = 1
 #: Columns of the table, in order.
 COLUMNS = ("work", "rows", "ours us", "GB/s", "x stock", "peer", "peer us", "x peer", "of floor", "bound by")
+#: The same for whole models.
+TOKEN_COLUMNS = ("work", "ours tok/s", "x stock", "stock tok/s", "peer", "peer tok/s", "x peer", "GB/s", "of floor")
+_LEFT = ("work", "peer", "bound by")
 _CSV = ("work", "n", "k", "rows", "bits", "group_size", "dtype", "variant", "detail", "us", "us_min", "us_max", "bytes",
         "gbps", "of_floor", "bound_by", "note")  # fmt: skip
 
@@ -123,8 +126,15 @@ def ratio(value: float) -> str:
     return f"{value:.2f}x" if value < 10 else f"{value:.0f}x"
 
 
+def columns(data: dict[str, Any]) -> tuple[str, ...]:
+    """Columns of a benchmark's table."""
+    return TOKEN_COLUMNS if data["bench"] == "generate" else COLUMNS
+
+
 def cells(row: Row) -> list[list[str]]:
     """Lines of the table for one row: the first peer beside ours, further ones below."""
+    if row.facts.get("unit") == "token":
+        return [_token_cells(row)]
     ours, stock, peers = row.ours, row.stock, row.of("peer")
     lead = ours or stock
     _, bound = row.floor(ours.bytes_moved) if ours else (0.0, "")
@@ -142,6 +152,29 @@ def cells(row: Row) -> list[list[str]]:
         if i:
             lines.append(line)
     return lines
+
+
+def _token_cells(row: Row) -> list[str]:
+    ours, stock, peer = row.ours, row.stock, next(iter(row.of("peer")), None)
+    assert ours is not None
+    bound = row.floor(ours.bytes_moved)[1]
+    return [
+        row.work, _per_second(ours), ratio(row.ratio(stock)) if stock else "-", _per_second(stock),
+        peer.name if peer else "", _per_second(peer), ratio(row.ratio(peer)) if peer else "-",
+        f"{ours.gbps:.1f}" if ours.bytes_moved else "-", f"{row.of_floor():.2f}" if bound else "-",
+    ]  # fmt: skip
+
+
+def _per_second(series: Series | None) -> str:
+    if series is None:
+        return "-"
+    low, high = series.spread
+    mark = "*" if series.note else ""
+    return f"{_count(1 / series.median)}{mark} ({_count(1 / high)}..{_count(1 / low)})"
+
+
+def _count(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
 
 
 def _peer_name(peer: Series) -> str:
@@ -163,7 +196,7 @@ def notes(rows: Sequence[Row], data: dict[str, Any]) -> list[str]:
         found.append(f"Careful: other processes kept {data['cpus_busy_with_others']:.1f} CPUs busy meanwhile.")
     if any(s.note for r in rows for s in r.of("stock")):
         parts = sorted({s.note for r in rows for s in r.of("stock") if s.note})
-        found.append(f"Stock is extrapolated where it is slow: {'; '.join(parts)}.")
+        found.append(f"Stock is extrapolated where it is slow (*): {'; '.join(parts)}.")
     why = {r.work: r.stock.detail for r in rows if r.ours is None and r.stock is not None}
     found += [f"{work}: stock runs ({reason})" for work, reason in why.items()]
     return found
@@ -177,8 +210,8 @@ def print_table(rows: Sequence[Row], data: dict[str, Any]) -> None:
 
     facts = data["machine"]
     table = Table(title=f"{data['bench']}: {facts['cpu']}, {facts['threads']} threads, {facts['isa']}, {data['date']}")
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column in ("work", "peer", "bound by") else "right")
+    for column in columns(data):
+        table.add_column(column, justify="left" if column in _LEFT else "right")
     for row in rows:
         for line in cells(row):
             table.add_row(*line)
@@ -239,8 +272,8 @@ def write_csv(rows: Sequence[Row], path: Path) -> None:
 
 def markdown(rows: Sequence[Row], data: dict[str, Any]) -> str:
     """The table with command, machine, versions and date."""
-    right = {"work": ":---", "peer": ":---", "bound by": ":---"}
-    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "|".join(right.get(c, "---:") for c in COLUMNS) + "|"]
+    names = columns(data)
+    lines = ["| " + " | ".join(names) + " |", "|" + "|".join(":---" if c in _LEFT else "---:" for c in names) + "|"]
     lines += ["| " + " | ".join(line) + " |" for row in rows for line in cells(row)]
     return "\n".join([*lines, "", *(f"{n}\n" for n in notes(rows, data)), *footer(data)]) + "\n"
 

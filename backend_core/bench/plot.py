@@ -34,7 +34,7 @@ def draw(data: dict[str, Any], path: Path) -> None:
     from matplotlib.figure import Figure
 
     rows = [r for r in data["rows"] if r["series"]]
-    by_floor = all(r.get("floor_s") for r in rows)
+    by_floor = data["bench"] != "generate" and all(r.get("floor_s") for r in rows)
     figure = Figure(figsize=(10, 1.9 + 0.3 * len(rows)), dpi=120, layout="constrained")
     axes = figure.subplots()
     seen: dict[str, Any] = {}
@@ -83,7 +83,7 @@ def draw(data: dict[str, Any], path: Path) -> None:
 
 
 def _value(series: dict[str, Any], row: dict[str, Any], by_floor: bool) -> float:
-    return series["median_s"] / row["floor_s"] if by_floor else row["facts"].get("tokens", 1) / series["median_s"]
+    return series["median_s"] / row["floor_s"] if by_floor else 1.0 / series["median_s"]
 
 
 def _range(series: dict[str, Any], row: dict[str, Any], by_floor: bool) -> tuple[float, float]:

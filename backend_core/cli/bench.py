@@ -57,9 +57,9 @@ def _common(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--markdown", "markdown_file", type=_FILE, help="Write the table, machine, versions, command."),
         click.option("--plot", "plot_file", type=_FILE, help="Write a picture (PNG; needs matplotlib)."),
         click.option("--threads", type=click.IntRange(1, 512), help="Threads of both sides (default: all CPUs)."),
-        click.option("--repeats", type=click.IntRange(1), default=9, show_default=True, help="Rounds."),
-        click.option("--only", multiple=True, metavar="TEXT",
-                     help="Only rows whose name holds TEXT, repeatable (any of them)."),
+        click.option("--repeats", type=click.IntRange(1), help="Rounds [default: 9, whole models 5]."),
+        click.option("--only", multiple=True, metavar="REGEX",
+                     help="Only rows whose name matches, repeatable (any of them)."),
         click.option("--stock/--no-stock", default=True, show_default=True, help="Also measure stock mlx."),
         click.option("-o", "--option", "options", multiple=True, metavar="KEY=VALUE", help=OPTION_HELP),
     ]):  # fmt: skip
@@ -113,7 +113,12 @@ def _run(name: str, work: list[Any], bench_it: Callable[..., Any], ggml: Any, fl
 
 
 def _wanted(names: tuple[str, ...], name: str) -> bool:
-    return not names or any(text.lower() in name.lower() for text in names)
+    import re
+
+    try:
+        return not names or any(re.search(text, name, re.IGNORECASE) for text in names)
+    except re.error as error:
+        raise click.BadParameter(f"--only: {error}") from error
 
 
 @click.group()
@@ -136,7 +141,7 @@ def bench() -> None:
               show_default=True, help="dtype of the activations; float32 is what accelerated models run.")  # fmt: skip
 @click.option("--weights-mb", type=click.IntRange(1), default=512, show_default=True,
               help="Weights of all copies together; more than caches hold.")  # fmt: skip
-def linear(peers: Path | None, threads: int | None, repeats: int, only: tuple[str, ...], stock: bool,
+def linear(peers: Path | None, threads: int | None, repeats: int | None, only: tuple[str, ...], stock: bool,
            options: tuple[str, ...], shapes: tuple[tuple[int, int], ...], bits: tuple[int, ...] | None,
            group_size: tuple[int, ...] | None, dense: tuple[str, ...], scales: str, sym: bool, rows: tuple[int, ...],
            peer_types: str | None, activations: str, weights_mb: int, **files: Path | None) -> None:  # fmt: skip
@@ -154,23 +159,79 @@ def linear(peers: Path | None, threads: int | None, repeats: int, only: tuple[st
         for m in rows
         if _wanted(only, f"{spec.name} M={m}")
     ]
-    measured = bench_module.Options(repeats=repeats, weights_bytes=weights_mb << 20, x_dtype=activations, stock=stock)
+    measured = bench_module.Options(
+        repeats=repeats or 9, weights_bytes=weights_mb << 20, x_dtype=activations, stock=stock
+    )
     with _tools(peers, threads) as (ggml, floors):
         _run("linear", work, bench_module.bench_linear, ggml, floors, measured, Policy.from_options(options), **files)
 
 
 @bench.command()
-@click.option("--model", help="Model directory or repository (default: the demo model).")
-@click.option("--scales", type=click.Choice(["fp32", "fp16"]), default="fp32", show_default=True,
-              help="Scales of the demo model.")  # fmt: skip
-@click.option("--prompt-tokens", type=click.IntRange(1), default=128, show_default=True)
-@click.option("--tokens", type=click.IntRange(2), default=32, show_default=True, help="Tokens to decode.")
-@click.option("--repeats", type=click.IntRange(1), default=3, show_default=True)
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Also write JSON.")
-@click.option("-o", "--option", "options", multiple=True, metavar="KEY=VALUE", help=OPTION_HELP)
-def generate(model: str | None, scales: str, prompt_tokens: int, tokens: int, repeats: int,
-             json_file: Path | None, options: tuple[str, ...]) -> None:  # fmt: skip
-    """Prompt and decode speed, stock against accelerated, interleaved."""
-    from ..bench.stock_generate import bench_generate
+@_common
+@click.option("--model", help="Model directory or repository, or SmolLM2, the demo model [default].")
+@click.option("--scales", type=click.Choice(["fp32", "fp16"]),
+              help="Scales of the demo model [default: fp32, with --peers fp16].")  # fmt: skip
+@click.option("--gguf", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              help="The peer's file of a --model of your own.")  # fmt: skip
+@click.option("--random", "random_models", multiple=True, type=click.Choice(["qwen3-0.6b", "qwen3-1.7b"]),
+              help="Also models of this shape with random weights, 4-bit and 2-bit, repeatable.")  # fmt: skip
+@click.option("--prompt-tokens", type=click.IntRange(1), default=128, show_default=True, help="Without --peers.")
+@click.option("--tokens", type=click.IntRange(2), default=32, show_default=True, help="To decode, without --peers.")
+def generate(peers: Path | None, threads: int | None, repeats: int | None, only: tuple[str, ...], stock: bool,
+             options: tuple[str, ...], model: str | None, scales: str | None, gguf: Path | None,
+             random_models: tuple[str, ...], prompt_tokens: int, tokens: int,
+             **files: Path | None) -> None:  # fmt: skip
+    """Prompt and decode speed of whole models, interleaved.
 
-    bench_generate(model, scales, prompt_tokens, tokens, repeats, json_file, Policy.from_options(options))
+    Without --peers and --random: one model, stock against accelerated. With them: prompt and decode at several
+    depths, also while another process is busy, against llama-bench.
+    """
+    if model is not None and model.lower() == "smollm2":
+        model = None
+    policy = Policy.from_options(options)
+    if peers is None and not random_models and not only:
+        from ..bench.stock_generate import bench_generate
+
+        bench_generate(model, scales or "fp32", prompt_tokens, tokens, repeats or 3, files["json_file"], policy)
+        return
+    from ..bench import generate as bench_module
+
+    with _tools(peers, threads) as (ggml, floors):
+        sources = _sources(model, scales or "fp16", gguf, random_models, ggml)
+        lines = [name for s in sources for t in s.tasks if _wanted(only, name := f"{s.name} {t.name}")]
+        measured = bench_module.Options(repeats=repeats or 5, stock=stock, threads=_threads())
+
+        def bench_it(work: Any, measured: Any, policy: Any, ggml: Any, floors: Any, progress: Any) -> Any:
+            return bench_module.bench_models(
+                sources, measured, policy, peers, floors, progress, set(lines).__contains__
+            )
+
+        _run("generate", lines, bench_it, ggml, floors, measured, policy, **files)
+
+
+def _threads() -> int:
+    from .. import native
+
+    return int(native.get().threads())
+
+
+def _sources(model: str | None, scales: str, gguf: Path | None, random_models: tuple[str, ...], ggml: Any) -> list[Any]:
+    """The models of one run: the given one or the demo model, then random ones."""
+    from ..bench import generate as bench_module
+    from ..errors import AccelError
+    from . import models
+
+    sources = []
+    if model is not None:
+        if ggml is not None and gguf is None:
+            raise AccelError("--model with --peers also needs --gguf, the same model for llama.cpp")
+        tasks = tuple(t for t in bench_module.DEMO_TASKS if t.depth == 0)
+        sources.append(bench_module.Source(Path(model).name, tasks, lambda: models.load_stock(model),
+                                           (lambda: gguf) if gguf else None, gguf.stem if gguf else ""))  # fmt: skip
+    else:
+        from ..demo.model import demo_model_dir, find_source
+
+        sources.append(bench_module.Source("SmolLM2-135M", bench_module.DEMO_TASKS,
+                                           lambda: models.load_stock(str(demo_model_dir(scales))),
+                                           lambda: find_source().path, "Q4_1"))  # fmt: skip
+    return sources + bench_module.random_sources(random_models, ggml)
