@@ -13,18 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from .. import core, machine
 from ..install import Slot, install
-from ..offers import Offer
 from ..policy import Policy
 from ..probes import sliced
 from ..probes_registry import probe_for
-from ..profile import Profile
-from ..report import STOCK, Decision, Report
-from ..select import Session
+from ..report import STOCK, Report
 from ..sites import LinearSite, itemsize
 from ..verify import build
 from ..walk import find_linears
+from .decided import chosen, decide
 
 #: What one sample of stock may take.
 STOCK_SAMPLE_S = 0.15
@@ -128,7 +125,7 @@ class Layers:
         [found] = find_linears(_holder(self.modules[0]), x_dtype)
         self.site: LinearSite = found.site
         self.report = Report(policy=policy.as_dict())
-        self.decision, self.offers = self._decide(found, policy)
+        self.decision, _, self.offers = decide(found, policy, self.report)
         probe = probe_for(self.site)
         labels = [b.chosen for b in self.decision.buckets]
         small, large = labels[0], labels[-1]
@@ -139,26 +136,9 @@ class Layers:
         self.probe = probe
         mx.clear_cache()
 
-    def _decide(self, found: Any, policy: Policy) -> tuple[Decision, dict[str, Offer]]:
-        host = core.plugin_host(policy)
-        versions = {r.name: f"{r.version} {r.content_hash}" for r in host.all_records() if r.state == "ready"}
-        profile = Profile(machine.environment_facts("model", versions))
-        session = Session(policy, host, profile, self.report, machine.default_device())
-        [(_, decision, _)] = session.modules([found])
-        profile.save()
-        return decision, {offer.label: offer for offer in host.collect(found.site)[0]}
-
     def chosen(self, rows: int) -> str:
         """Label of what runs at a number of rows."""
-        return next(
-            b.chosen for b in self.decision.buckets if b.rows[0] <= rows and (b.rows[1] is None or rows <= b.rows[1])
-        )
-
-    def why_stock(self) -> str:
-        """Why no offer runs, as one sentence."""
-        return (
-            "; ".join(f"{loser.offer}: {loser.reason}" for loser in self.decision.losers) or "no plugin made an offer"
-        )
+        return chosen(self.decision, rows)
 
     def bytes_moved(self, rows: int) -> int:
         """Exact bytes of a call of what runs at `rows` rows; biases count if the offer says it reads them."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..errors import AccelError
 from ..policy import Policy
+from .decided import why_stock
 from .floors import Floors
 from .layers import Layers, LinearSpec, Rotation, stock_sample
 from .measure import Contender, Row, Series, rounds
@@ -34,6 +35,12 @@ class Work:
     spec: LinearSpec
     rows: int
     peers: tuple[str, ...] = ()
+    #: Whose layer this is, for presets.
+    layer: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.layer} {self.spec.name}".strip()
 
 
 def specs(shapes: Sequence[tuple[int, int]], bits: Sequence[int] | None = None,
@@ -137,7 +144,8 @@ def _measure(item: Work, layers: Layers, options: Options, ggml: Ggml | None, fl
     x = np.random.default_rng(rows).standard_normal((rows, spec.k), dtype=np.float32)
     device_x = mx.array(x)[None].astype(getattr(mx, options.x_dtype))
     mx.eval(device_x)
-    row = Row(spec.name, rows, rows * spec.n * spec.k, facts={
+    row = Row(item.name, rows, rows * spec.n * spec.k, facts={
+        "layer": item.layer or item.name,
         "n": spec.n, "k": spec.k, "bits": spec.bits, "group_size": spec.group_size, "dtype": spec.dtype,
         "sym": spec.sym, "x_dtype": site.x_dtype, "out_dtype": site.out_dtype, "copies": len(layers.modules),
     })  # fmt: skip
@@ -152,7 +160,7 @@ def _measure(item: Work, layers: Layers, options: Options, ggml: Ggml | None, fl
         series = Series("stock", "stock", "mlx", full, note=how)
         contenders.append(Contender(series, run, _STOCK_SAMPLES))
         if label == "stock":
-            series.detail = layers.why_stock()
+            series.detail = why_stock(layers.decision)
     closing = []
     for kind in item.peers if ggml is not None else ():
         assert ggml is not None

@@ -166,6 +166,98 @@ def linear(peers: Path | None, threads: int | None, repeats: int | None, only: t
         _run("linear", work, bench_module.bench_linear, ggml, floors, measured, Policy.from_options(options), **files)
 
 
+@bench.command("bonsai_decode_bench")
+@_common
+@click.option("-m", "--rows", type=_Numbers(), default="1,2,3,4,5", show_default=True, help="Rows (M).")
+@click.option("--bits", type=_Numbers(), default="1,2", show_default=True)
+@click.option("--group-size", type=_Numbers(), default="64,128", show_default=True)
+@click.option("--scales", type=click.Choice(["float16", "bfloat16", "float32"]), default="float16", show_default=True,
+              help="dtype of scales and biases.")  # fmt: skip
+@click.option("--sym", is_flag=True, help="Biases that follow from the scales; their bytes do not count.")
+@click.option("--weights-mb", type=click.IntRange(1), default=512, show_default=True, help="As in bench linear.")
+def bonsai_decode_bench(peers: Path | None, threads: int | None, repeats: int | None, only: tuple[str, ...],
+                        stock: bool, options: tuple[str, ...], rows: tuple[int, ...], bits: tuple[int, ...],
+                        group_size: tuple[int, ...], scales: str, sym: bool, weights_mb: int,
+                        **files: Path | None) -> None:  # fmt: skip
+    """Preset: the projections of Qwen3.6-27B and Qwen3-8B in 1 and 2 bits at 1 to 5 rows.
+
+    Weights are random and never zero. Names for --only look like "Qwen3-8B q_proj/o_proj 1-bit g64 4096x4096 M=1".
+    """
+    from ..bench import linear as bench_module
+    from ..bench import presets
+
+    work = [
+        presets.labelled(item, layer)
+        for layer, item in presets.bonsai_decode_bench(rows, bits, group_size, scales, sym)
+        if _wanted(only, f"{layer} {item.spec.name} M={item.rows}")
+    ]
+    measured = bench_module.Options(repeats=repeats or 5, weights_bytes=weights_mb << 20, stock=stock)
+    with _tools(peers, threads) as (ggml, floors):
+        _run("bonsai_decode_bench", work, bench_module.bench_linear, ggml, floors, measured,
+             Policy.from_options(options), **files)  # fmt: skip
+
+
+class _HeadsType(click.ParamType):
+    """``32/8x128``: heads / KV heads x head_dim."""
+
+    name = "H/KVxD"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[int, int, int]:
+        import re
+
+        if isinstance(value, tuple):
+            return value
+        found = re.fullmatch(r"(\d+)/(\d+)x(\d+)", str(value))
+        numbers = tuple(int(g) for g in found.groups()) if found else (0, 0, 0)
+        if not all(numbers) or numbers[0] % numbers[1]:
+            self.fail(f"{value!r} is not heads/KV heads x head_dim such as 32/8x128", param, ctx)
+        return numbers  # type: ignore[return-value]
+
+
+@bench.command()
+@_common
+@click.option("--heads", type=_HeadsType(), multiple=True, help="[default: 9/3x64, 16/8x128, 32/8x128]")
+@click.option("--length", type=_Numbers(), default="1,4,16,512", show_default=True, help="Queries (L).")
+@click.option("--depth", type=_Numbers(), default="64,512,4096,8160", show_default=True, help="Tokens in the cache.")
+@click.option("--activations", type=click.Choice(["float32", "float16", "bfloat16"]), default="float32",
+              show_default=True, help="dtype of the queries.")  # fmt: skip
+@click.option("--kv", type=click.Choice(["float32", "float16", "bfloat16"]), default="float16", show_default=True,
+              help="dtype of the cache.")  # fmt: skip
+def attention(peers: Path | None, threads: int | None, repeats: int | None, only: tuple[str, ...], stock: bool,
+              options: tuple[str, ...], heads: tuple[tuple[int, int, int], ...], length: tuple[int, ...],
+              depth: tuple[int, ...], activations: str, kv: str, **files: Path | None) -> None:  # fmt: skip
+    """Attention over a KV cache: ours, stock, ggml's flash attention and the machine's limits."""
+    from ..bench import attention as bench_module
+
+    work = [
+        item
+        for h in ([bench_module.Heads(*x) for x in heads] or bench_module.DEFAULT_HEADS)
+        for d in depth
+        for m in length
+        if _wanted(only, f"{(item := bench_module.Work(h, m, d)).name} L={m}")
+    ]
+    measured = bench_module.AttentionOptions(repeats=repeats or 9, x_dtype=activations, kv_dtype=kv, stock=stock)
+    with _tools(peers, threads) as (ggml, floors):
+        _run("attention", work, bench_module.bench_attention, ggml, floors, measured, Policy.from_options(options),
+             **files)  # fmt: skip
+
+
+@bench.command()
+@_common
+@click.option("-m", "--rows", type=_Numbers(), default="1,512", show_default=True, help="Rows (M).")
+@click.option("--activations", type=click.Choice(["float32", "float16", "bfloat16"]), default="float32",
+              show_default=True, help="dtype of the activations.")  # fmt: skip
+def ops(peers: Path | None, threads: int | None, repeats: int | None, only: tuple[str, ...], stock: bool,
+        options: tuple[str, ...], rows: tuple[int, ...], activations: str, **files: Path | None) -> None:  # fmt: skip
+    """Norms, rotary embeddings and gated activations: ours, stock and ggml."""
+    from ..bench import ops as bench_module
+
+    work = [item for item in bench_module.default_work(rows) if _wanted(only, f"{item.name} M={item.rows}")]
+    measured = bench_module.Options(repeats=repeats or 9, x_dtype=activations, stock=stock)
+    with _tools(peers, threads) as (ggml, floors):
+        _run("ops", work, bench_module.bench_ops, ggml, floors, measured, Policy.from_options(options), **files)
+
+
 @bench.command()
 @_common
 @click.option("--model", help="Model directory or repository, or SmolLM2, the demo model [default].")
