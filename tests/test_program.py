@@ -77,10 +77,11 @@ def test_views(library, shape):
     product = p.call(matmul(library, weight(12, 12)), p.input(0))
     heads = p.call(gather(library), product.split(3).swap())
     back = p.call(gather(library), heads.swap().merge())
-    run = p.build(heads, product.split(3).swap(), back, p.input(0).split(2))
+    run = p.build(heads, product.split(3).swap(), back, p.input(0).split(2), product)
     want = np.array(x) @ np.array(weight(12, 12)).T
     split = want.reshape(*shape[:2], 3, 4).transpose(0, 2, 1, 3)
-    y, view, merged, plain = run(x)
+    y, view, merged, plain, whole = run(x)
+    same(whole, want)
     same(y, split)
     same(view, split)
     same(merged, want)
@@ -163,6 +164,8 @@ def test_what_is_wrong_is_said(library):
         p.build()
     with pytest.raises(ValueError, match="not there"):
         p.build(p.input(1))
+    with pytest.raises(ValueError, match="merged"):
+        p.build(value.merge())
     q = Program("python", 1)
     q.call(lambda x: x, q.input(0))
     with pytest.raises(TypeError, match="bound kernels"):

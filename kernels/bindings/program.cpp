@@ -1,16 +1,21 @@
 #include "program.h"
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
+#include "scratch.h"
 
 namespace accel {
 namespace {
 
+constexpr size_t kAlign = 64;
+
 /* Throws std::invalid_argument. */
-void view_shape(const View& view, mx::Shape& shape, const std::string& name) {
+template <class Shape>
+void view_shape(const View& view, Shape& shape, const std::string& name) {
   const size_t n = shape.size();
   switch (view.kind) {
     case View::Split:
@@ -33,173 +38,271 @@ void view_shape(const View& view, mx::Shape& shape, const std::string& name) {
   }
 }
 
-mx::array placeholder(mx::Shape shape, mx::Dtype dtype) { return mx::array(std::move(shape), dtype, nullptr, {}); }
+/* An array as it is seen, of at most kMost dimensions; views were checked when the layout was made. */
+struct Seen {
+  static constexpr int kMost = 12;
+  void* data;
+  int32_t dtype;
+  int ndim = 0;
+  int64_t shape[kMost], strides[kMost];
 
-/* A copy in row-major order, made when the program runs. */
-struct Copy {
-  std::vector<int64_t> shape, strides;
-  accel_array from;
-  void* to;
-};
+  int64_t size() const {
+    int64_t n = 1;
+    for (int d = 0; d < ndim; ++d) n *= shape[d];
+    return n;
+  }
+  accel_array array() const { return {size() ? data : nullptr, shape, strides, size(), ndim, dtype}; }
 
-/* What a program's run consists of, in order. */
-struct Work {
-  std::vector<std::pair<std::unique_ptr<Copy>, std::shared_ptr<Task>>> items; // one or the other
-
-  void run() const {
-    for (const auto& [copy, task] : items) {
-      if (task) {
-        task->run();
-      } else {
-        copy_row_major(copy->from, copy->to);
-      }
+  template <class Dims>
+  void row_major(const Dims& dims) {
+    ndim = int(dims.size());
+    int64_t step = 1;
+    for (int d = ndim - 1; d >= 0; --d) {
+      shape[d] = dims[d];
+      strides[d] = step;
+      step *= shape[d];
     }
   }
-};
 
-bool row_contiguous(const mx::Shape& shape, const mx::Strides& strides) {
-  int64_t expect = 1;
-  for (int d = int(shape.size()) - 1; d >= 0; --d) {
-    if (shape[d] != 1 && strides[d] != expect) return false;
-    expect *= shape[d];
-  }
-  return true;
-}
-
-/* One evaluation. */
-class Run {
- public:
-  Run(const ProgramSpec& program, const Layout& layout, const std::vector<mx::array>& inputs,
-      mx::cpu::CommandEncoder& encoder)
-      : program_(program), layout_(layout), inputs_(inputs), encoder_(encoder) {}
-
-  std::shared_ptr<Work> work = std::make_shared<Work>();
-
-  void all(std::shared_ptr<const Params> params, std::vector<mx::array>& outputs) {
-    results_.resize(program_.steps.size());
-    for (size_t s = 0; s < program_.steps.size(); ++s) {
-      for (size_t k = 0; k < layout_.shapes[s].size(); ++k) {
-        results_[s].push_back(own_output(int(s), int(k), outputs));
-      }
-      const Step& step = program_.steps[s];
-      std::vector<mx::array> args;
-      args.reserve(step.sources.size() + step.fixed_end - step.fixed_begin);
-      for (const Source& source : step.sources) args.push_back(look(source));
-      args.insert(args.end(), inputs_.begin() + program_.n_inputs + step.fixed_begin,
-                  inputs_.begin() + program_.n_inputs + step.fixed_end);
-      // Nothing is donated: `holders` is a count that does not occur.
-      work->items.emplace_back(nullptr, make_task(*step.spec, step.params ? step.params : params, args, results_[s], -1));
-    }
-    for (size_t i = 0; i < outputs.size(); ++i) {
-      if (outputs[i].data_shared_ptr()) continue;
-      const mx::array seen = look(program_.outputs[i]);
-      outputs[i].copy_shared_buffer(seen);
-    }
-    for (auto& step : results_) {
-      for (auto& a : step) encoder_.add_temporary(std::move(a));
+  void look(const View& view) {
+    const int n = ndim;
+    if (view.kind == View::Split) {
+      shape[n] = shape[n - 1] / view.parts;
+      strides[n] = strides[n - 1];
+      shape[n - 1] = view.parts;
+      strides[n - 1] *= shape[n];
+      ++ndim;
+    } else if (view.kind == View::Swap) {
+      std::swap(shape[1], shape[2]);
+      std::swap(strides[1], strides[2]);
+    } else {
+      if (shape[n - 2] != 1 && shape[n - 1] != 1 && strides[n - 2] != shape[n - 1] * strides[n - 1]) copy();
+      if (shape[n - 1] != 1) strides[n - 2] = strides[n - 1];
+      shape[n - 2] *= shape[n - 1];
+      --ndim;
     }
   }
 
  private:
-  /* The program's output that is this step's output as it is, or a temporary. */
-  mx::array own_output(int step, int index, std::vector<mx::array>& outputs) {
-    for (size_t i = 0; i < outputs.size(); ++i) {
-      const Source& o = program_.outputs[i];
-      if (o.step == step && o.index == index && o.views.empty()) return outputs[i];
+  void copy() {
+    const accel_array from = array();
+    void* to = Scratch::local().take(size_t(from.size) * accel_itemsize(dtype));
+    if (!to) return; // the kernel that follows will find no memory either
+    copy_row_major(from, to);
+    data = to;
+    int64_t step = 1;
+    for (int d = ndim - 1; d >= 0; --d) {
+      strides[d] = step;
+      step *= shape[d];
     }
-    return placeholder(layout_.shapes[step][index], layout_.dtypes[step][index]);
   }
-
-  mx::array look(const Source& source) {
-    const mx::array& base = source.step < 0 ? inputs_[source.index] : results_[source.step][source.index];
-    if (source.views.empty()) return base;
-    mx::Shape shape = base.shape();
-    mx::Strides strides = base.strides();
-    mx::array from = base;
-    for (const View& view : source.views) {
-      const size_t n = shape.size();
-      if (view.kind == View::Split) {
-        strides.push_back(strides[n - 1]);
-        strides[n - 1] *= shape[n - 1] / view.parts;
-      } else if (view.kind == View::Swap) {
-        std::swap(strides[1], strides[2]);
-      } else if (shape[n - 2] != 1 && shape[n - 1] != 1 && strides[n - 2] != shape[n - 1] * strides[n - 1]) {
-        from = copied(from, shape, strides);
-        strides = from.strides();
-        strides[n - 2] = strides[n - 1];
-        strides.pop_back();
-      } else {
-        if (shape[n - 1] != 1) strides[n - 2] = strides[n - 1];
-        strides.pop_back();
-      }
-      view_shape(view, shape, program_.name);
-    }
-    mx::array seen = placeholder(shape, base.dtype());
-    mx::array::Flags flags = from.flags();
-    flags.row_contiguous = row_contiguous(shape, strides);
-    flags.col_contiguous = std::count_if(shape.begin(), shape.end(), [](int d) { return d != 1; }) <= 1 &&
-        flags.row_contiguous;
-    seen.copy_shared_buffer(from, strides, flags, from.data_size());
-    encoder_.add_temporary(seen);
-    return seen;
-  }
-
-  mx::array copied(const mx::array& from, const mx::Shape& shape, const mx::Strides& strides) {
-    mx::array to = placeholder(shape, from.dtype());
-    to.set_data(mx::allocator::malloc(to.nbytes()));
-    encoder_.add_temporary(to);
-    auto copy = std::make_unique<Copy>();
-    copy->shape.assign(shape.begin(), shape.end());
-    copy->strides.assign(strides.begin(), strides.end());
-    copy->from = {to.size() ? const_cast<char*>(from.data<char>()) : nullptr, copy->shape.data(),
-                  copy->strides.data(), int64_t(to.size()), int32_t(shape.size()), accel_dtype_of(from.dtype())};
-    copy->to = to.size() ? to.data<char>() : nullptr;
-    work->items.emplace_back(std::move(copy), nullptr);
-    return to;
-  }
-
-  const ProgramSpec& program_;
-  const Layout& layout_;
-  const std::vector<mx::array>& inputs_;
-  mx::cpu::CommandEncoder& encoder_;
-  std::vector<std::vector<mx::array>> results_;
 };
+
+mx::array placeholder(mx::Shape shape, mx::Dtype dtype) { return mx::array(std::move(shape), dtype, nullptr, {}); }
+
+/* One evaluation, queued on the stream. Whatever it points to is kept alive: inputs and outputs by mlx, the rest here. */
+struct Job {
+  std::shared_ptr<const ProgramSpec> program;
+  std::shared_ptr<const Layout> layout;
+  std::shared_ptr<const Params> params;
+  std::vector<Seen> inputs;
+  std::vector<void*> outputs;
+
+  void* place(const Result& r, char* temporary) const {
+    return r.output >= 0 ? outputs[r.output] : temporary + r.offset;
+  }
+
+  void out_of_memory() const {
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      size_t bytes = mx::size_of(layout->output_dtypes[i]);
+      for (int d : layout->output_shapes[i]) bytes *= size_t(d);
+      if (bytes && program->outputs[i].step >= 0) std::memset(outputs[i], 0xff, bytes); // NaN
+    }
+    record_error(program->name + ": out of memory");
+  }
+
+  void run() const {
+    Scratch::Scope scope;
+    Scratch& scratch = Scratch::local();
+    char* temporary = static_cast<char*>(scratch.take(layout->temporary));
+    if (!temporary) return out_of_memory();
+    std::vector<accel_array> arrays;
+    for (size_t s = 0; s < program->steps.size(); ++s) {
+      const Step& step = program->steps[s];
+      const std::vector<Result>& results = layout->results[s];
+      const auto mark = scratch.mark();
+      const size_t n_inputs = step.sources.size() + step.fixed.size(), n = n_inputs + results.size();
+      Seen* seen = static_cast<Seen*>(scratch.take(n * sizeof(Seen)));
+      if (!seen) return out_of_memory();
+      size_t at = 0;
+      for (const Source& source : step.sources) {
+        Seen& a = seen[at++];
+        if (source.step < 0) {
+          a = inputs[source.index];
+        } else {
+          const Result& r = layout->results[source.step][source.index];
+          a.data = place(r, temporary);
+          a.dtype = accel_dtype_of(r.dtype);
+          a.row_major(r.shape);
+        }
+        for (const View& view : source.views) a.look(view);
+      }
+      for (const mx::array& f : step.fixed) {
+        Seen& a = seen[at++];
+        a.data = const_cast<char*>(f.data<char>());
+        a.dtype = accel_dtype_of(f.dtype());
+        a.ndim = int(f.ndim());
+        for (int d = 0; d < a.ndim; ++d) a.shape[d] = f.shape(d), a.strides[d] = f.strides(d);
+      }
+      for (const Result& r : results) {
+        Seen& a = seen[at++];
+        a.data = place(r, temporary);
+        a.dtype = accel_dtype_of(r.dtype);
+        a.row_major(r.shape);
+      }
+      arrays.clear();
+      for (size_t i = 0; i < n; ++i) arrays.push_back(seen[i].array());
+      const Spec& spec = *step.spec;
+      std::vector<std::pair<size_t, size_t>> copies;
+      for (size_t o = 0; o < spec.donors.size(); ++o) {
+        if (spec.donors[o] >= 0) copies.emplace_back(size_t(spec.donors[o]), o);
+      }
+      run_kernel(*spec.kernel, spec.name, step.params ? *step.params : *params, spec.ensure_row_contiguous,
+                 arrays.data(), n_inputs, results.size(), copies);
+      scratch.rewind(mark);
+    }
+  }
+};
+
+/* Gives every result that is no output its place in temporary memory; those that do not live at the same time share. */
+void place_results(const ProgramSpec& program, Layout& layout) {
+  struct Block {
+    size_t begin, end;
+    int until; // the last step that reads it
+  };
+  std::vector<Block> live;
+  for (size_t s = 0; s < program.steps.size(); ++s) {
+    live.erase(std::remove_if(live.begin(), live.end(), [&](const Block& b) { return b.until < int(s); }), live.end());
+    for (size_t k = 0; k < layout.results[s].size(); ++k) {
+      Result& r = layout.results[s][k];
+      if (r.output >= 0) continue;
+      size_t bytes = mx::size_of(r.dtype);
+      for (int d : r.shape) bytes *= size_t(d);
+      bytes = (bytes + kAlign - 1) / kAlign * kAlign;
+      int until = int(s);
+      for (size_t t = s + 1; t < program.steps.size(); ++t) {
+        for (const Source& source : program.steps[t].sources) {
+          if (source.step == int(s) && source.index == int(k)) until = int(t);
+        }
+      }
+      std::sort(live.begin(), live.end(), [](const Block& a, const Block& b) { return a.begin < b.begin; });
+      size_t begin = 0;
+      for (const Block& b : live) {
+        if (begin + bytes <= b.begin) break;
+        begin = std::max(begin, b.end);
+      }
+      r.offset = begin;
+      live.push_back({begin, begin + bytes, until});
+      layout.temporary = std::max(layout.temporary, begin + bytes);
+    }
+  }
+}
 
 } // namespace
 
+bool Layout::fits(const std::vector<mx::array>& inputs) const {
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i].shape() != input_shapes[i] || inputs[i].dtype() != input_dtypes[i]) return false;
+  }
+  return true;
+}
+
 std::shared_ptr<const Layout> make_layout(const ProgramSpec& program, const std::vector<mx::array>& inputs) {
   auto layout = std::make_shared<Layout>();
+  for (const mx::array& a : inputs) {
+    layout->input_shapes.push_back(a.shape());
+    layout->input_dtypes.push_back(a.dtype());
+  }
   auto look = [&](const Source& source) {
-    mx::Shape shape = source.step < 0 ? inputs[source.index].shape() : layout->shapes[source.step][source.index];
+    mx::Shape shape = source.step < 0 ? inputs[source.index].shape() : layout->results[source.step][source.index].shape;
     const mx::Dtype dtype =
-        source.step < 0 ? inputs[source.index].dtype() : layout->dtypes[source.step][source.index];
+        source.step < 0 ? inputs[source.index].dtype() : layout->results[source.step][source.index].dtype;
     for (const View& view : source.views) view_shape(view, shape, program.name);
+    if (int(shape.size()) > Seen::kMost) throw std::invalid_argument("[" + program.name + "] too many dimensions");
     return placeholder(std::move(shape), dtype);
   };
   for (const Step& step : program.steps) {
     std::vector<mx::array> args;
     for (const Source& source : step.sources) args.push_back(look(source));
-    args.insert(args.end(), inputs.begin() + program.n_inputs + step.fixed_begin,
-                inputs.begin() + program.n_inputs + step.fixed_end);
-    layout->shapes.emplace_back();
-    layout->dtypes.emplace_back();
-    step.spec->describe(args, layout->shapes.back(), layout->dtypes.back());
+    args.insert(args.end(), step.fixed.begin(), step.fixed.end());
+    std::vector<mx::Shape> shapes;
+    std::vector<mx::Dtype> dtypes;
+    step.spec->describe(args, shapes, dtypes);
+    layout->results.emplace_back();
+    for (size_t k = 0; k < shapes.size(); ++k) layout->results.back().push_back({shapes[k], dtypes[k]});
   }
-  for (const Source& source : program.outputs) {
+  for (size_t i = 0; i < program.outputs.size(); ++i) {
+    const Source& source = program.outputs[i];
     const mx::array seen = look(source);
     layout->output_shapes.push_back(seen.shape());
     layout->output_dtypes.push_back(seen.dtype());
+    if (source.step < 0) continue;
+    int& output = layout->results[source.step][source.index].output;
+    if (output < 0) output = int(i);
   }
+  place_results(program, *layout);
   return layout;
 }
 
 void ProgramPrimitive::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
   auto& encoder = mx::cpu::get_command_encoder(stream());
-  for (const mx::array& a : inputs) encoder.set_input_array(a);
-  Run run(*program_, *layout_, inputs, encoder);
-  run.all(params_, outputs);
-  for (mx::array& a : outputs) encoder.set_output_array(a);
-  encoder.dispatch([work = std::move(run.work)] { work->run(); });
+  auto job = std::make_shared<Job>();
+  job->program = program_;
+  // In a shapeless compiled function, shapes are known only now.
+  job->layout = layout_->fits(inputs) ? layout_ : make_layout(*program_, inputs);
+  job->params = params_;
+  job->inputs.resize(inputs.size());
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const mx::array& a = inputs[i];
+    encoder.set_input_array(a);
+    Seen& seen = job->inputs[i];
+    seen.data = a.size() ? const_cast<char*>(a.data<char>()) : nullptr;
+    seen.dtype = accel_dtype_of(a.dtype());
+    seen.ndim = int(a.ndim());
+    for (int d = 0; d < seen.ndim; ++d) seen.shape[d] = a.shape(d), seen.strides[d] = a.strides(d);
+  }
+  job->outputs.resize(outputs.size(), nullptr);
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    mx::array& out = outputs[i];
+    const Source& source = program_->outputs[i];
+    Seen seen;
+    const mx::array* owner = nullptr; // whose memory the output shares
+    if (source.step < 0) {
+      owner = &inputs[source.index];
+      seen = job->inputs[source.index];
+    } else {
+      const Result& r = job->layout->results[source.step][source.index];
+      if (r.output != int(i)) owner = &outputs[r.output];
+      seen.row_major(r.shape);
+    }
+    for (const View& view : source.views) seen.look(view);
+    mx::Strides strides(seen.strides, seen.strides + seen.ndim);
+    const accel_array as = seen.array();
+    const bool plain = accel_is_row_contiguous(&as) != 0;
+    // Column-contiguous is what mlx asks before it takes an array for a transposed matrix; saying no is always right.
+    mx::array::Flags flags{true, plain, plain && std::count_if(out.shape().begin(), out.shape().end(), [](int d) {
+                                                   return d != 1;
+                                                 }) <= 1};
+    if (owner) {
+      flags.contiguous = owner->flags().contiguous;
+      out.copy_shared_buffer(*owner, strides, flags, owner->data_size());
+    } else {
+      out.set_data(mx::allocator::malloc(out.nbytes()), out.size(), strides, flags);
+    }
+    job->outputs[i] = out.size() ? out.data<char>() : nullptr;
+    encoder.set_output_array(out);
+  }
+  encoder.dispatch([job = std::move(job)] { job->run(); });
 }
 
 void ProgramPrimitive::eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) {

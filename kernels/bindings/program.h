@@ -1,12 +1,11 @@
 /* A program: several kernel calls in one primitive, one after the other, results of earlier ones feeding later ones.
  *
- * What lies between the calls never becomes an array of mlx's graph: it costs no node, no scheduling and no queueing.
- * The calls are those that bound kernels (bound.cpp) would make on their own, with the same arrays, so that the bits
- * are the same. */
+ * What lies between the calls never becomes an array of mlx's graph: it costs no node, no scheduling and no queueing,
+ * and lies in the thread's temporary memory. The calls are those that bound kernels (bound.cpp) would make on their
+ * own, with the same arrays, so that the bits are the same. */
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "primitive.h"
@@ -32,24 +31,37 @@ struct Step {
   std::shared_ptr<const Spec> spec;
   std::shared_ptr<const Params> params; // null: those of the program's call
   std::vector<Source> sources;
-  int fixed_begin = 0, fixed_end = 0; // which of the program's fixed inputs follow
+  std::vector<mx::array> fixed; // the inputs that follow; they have been evaluated
 };
 
 struct ProgramSpec {
   std::string name;
-  int n_inputs = 0; // without the fixed ones
+  int n_inputs = 0;
   std::vector<Step> steps;
-  std::vector<Source> outputs;
+  std::vector<Source> outputs; // without Merge
 };
 
-/* Shapes and dtypes of everything in a program for given inputs. */
+/* One output of a step. */
+struct Result {
+  mx::Shape shape;
+  mx::Dtype dtype;
+  int output = -1;   // the program's output whose memory it has, -1 for temporary memory
+  size_t offset = 0; // in temporary memory
+};
+
+/* What everything in a program looks like for given inputs. */
 struct Layout {
-  std::vector<std::vector<mx::Shape>> shapes; // by step and output
-  std::vector<std::vector<mx::Dtype>> dtypes;
+  std::vector<mx::Shape> input_shapes;
+  std::vector<mx::Dtype> input_dtypes;
+  std::vector<std::vector<Result>> results; // by step
+  size_t temporary = 0;                     // bytes
   std::vector<mx::Shape> output_shapes;
   std::vector<mx::Dtype> output_dtypes;
+
+  bool fits(const std::vector<mx::array>& inputs) const;
 };
 
+/* Throws std::invalid_argument where inputs do not fit. */
 std::shared_ptr<const Layout> make_layout(const ProgramSpec& program, const std::vector<mx::array>& inputs);
 
 class ProgramPrimitive : public mx::Primitive {

@@ -11,6 +11,7 @@
 #include "call.h"
 #include "mlx/device.h"
 #include "mlx/stream.h"
+#include "mlx/transforms.h"
 #include "program.h"
 #include "task.h"
 
@@ -25,23 +26,9 @@ using namespace nanobind::literals;
 namespace accel {
 namespace {
 
-struct Known {
-  std::vector<mx::Shape> shapes;
-  std::vector<mx::Dtype> dtypes;
-  std::shared_ptr<const Layout> layout;
-
-  bool fits(const std::vector<mx::array>& inputs) const {
-    for (size_t i = 0; i < shapes.size(); ++i) {
-      if (inputs[i].shape() != shapes[i] || inputs[i].dtype() != dtypes[i]) return false;
-    }
-    return true;
-  }
-};
-
 struct State {
   std::shared_ptr<const ProgramSpec> program;
-  std::vector<mx::array> fixed;
-  std::vector<Known> known; // latest last
+  std::vector<std::shared_ptr<const Layout>> known; // latest last
 };
 
 struct ProgramObject {
@@ -53,19 +40,14 @@ struct ProgramObject {
 PyTypeObject* program_type = nullptr;
 constexpr size_t kKnown = 16;
 
-std::shared_ptr<const Layout> layout_for(State& s, const std::vector<mx::array>& inputs) {
+const std::shared_ptr<const Layout>& layout_for(State& s, const std::vector<mx::array>& inputs) {
   for (size_t i = s.known.size(); i-- > 0;) {
-    if (s.known[i].fits(inputs)) return s.known[i].layout;
+    if (s.known[i]->fits(inputs)) return s.known[i];
   }
-  Known fresh;
-  for (int i = 0; i < s.program->n_inputs; ++i) {
-    fresh.shapes.push_back(inputs[i].shape());
-    fresh.dtypes.push_back(inputs[i].dtype());
-  }
-  fresh.layout = make_layout(*s.program, inputs);
+  auto fresh = make_layout(*s.program, inputs);
   if (s.known.size() >= kKnown) s.known.erase(s.known.begin());
   s.known.push_back(std::move(fresh));
-  return s.known.back().layout;
+  return s.known.back();
 }
 
 nb::object run(State& s, PyObject* const* args, size_t nargs, PyObject* kwnames) {
@@ -82,13 +64,12 @@ nb::object run(State& s, PyObject* const* args, size_t nargs, PyObject* kwnames)
     throw wrong("takes " + std::to_string(program.n_inputs) + " arrays, not " + std::to_string(nargs));
   }
   std::vector<mx::array> inputs;
-  inputs.reserve(nargs + s.fixed.size());
+  inputs.reserve(nargs);
   for (size_t i = 0; i < nargs; ++i) {
     if (!nb::isinstance<mx::array>(args[i])) throw wrong("argument " + std::to_string(i) + " is not an mx.array");
     inputs.push_back(*nb::inst_ptr<mx::array>(args[i]));
   }
-  inputs.insert(inputs.end(), s.fixed.begin(), s.fixed.end());
-  auto layout = layout_for(s, inputs);
+  std::shared_ptr<const Layout> layout = layout_for(s, inputs);
   if (!params) params = std::make_shared<const Params>();
   auto primitive = std::make_shared<ProgramPrimitive>(mx::default_stream(mx::Device(mx::Device::cpu)), s.program,
                                                       layout, std::move(params));
@@ -191,12 +172,18 @@ nb::object make_program(std::string name, int n_inputs, nb::sequence steps, nb::
     step.spec = call->spec;
     if (!nb::cast<bool>(parts[2])) step.params = call->params;
     for (nb::handle source : nb::cast<nb::sequence>(parts[1])) step.sources.push_back(make_source(source, *program));
-    step.fixed_begin = int(fixed.size());
-    fixed.insert(fixed.end(), own->begin(), own->end());
-    step.fixed_end = int(fixed.size());
+    step.fixed = *own;
+    for (const mx::array& a : step.fixed) fixed.push_back(a);
     program->steps.push_back(std::move(step));
   }
-  for (nb::handle source : outputs) program->outputs.push_back(make_source(source, *program));
+  // They are no inputs of the graph, so nobody else would see to it that they are there.
+  mx::eval(fixed);
+  for (nb::handle source : outputs) {
+    program->outputs.push_back(make_source(source, *program));
+    for (const View& view : program->outputs.back().views) {
+      if (view.kind == View::Merge) throw nb::value_error("an output cannot be merged");
+    }
+  }
   if (program->steps.empty() || program->outputs.empty()) {
     throw nb::value_error("a program has at least one step and one output");
   }
@@ -205,7 +192,7 @@ nb::object make_program(std::string name, int n_inputs, nb::sequence steps, nb::
       if (program->outputs[i] == program->outputs[j]) throw nb::value_error("two outputs of a program are the same");
     }
   }
-  auto state = std::make_unique<State>(State{std::move(program), std::move(fixed), {}});
+  auto state = std::make_unique<State>(State{std::move(program), {}});
   auto* object = PyObject_New(ProgramObject, program_type); // takes a reference to the type
   if (!object) throw nb::python_error();
   object->vectorcall = program_call;

@@ -38,13 +38,6 @@ Errors& errors() {
   return *e;
 }
 
-void record(std::string message) {
-  Errors& e = errors();
-  std::lock_guard<std::mutex> lock(e.mutex);
-  if (e.messages.size() < Errors::kMax) e.messages.push_back(std::move(message));
-  pending_errors.store(true, std::memory_order_release);
-}
-
 /* What the host's functions find behind the accel_call they are given. */
 struct Running {
   accel_call call;
@@ -182,12 +175,19 @@ void Task::add_output(void* data, int dtype, const int32_t* shape, const int64_t
 }
 
 void Task::run() {
-  const size_t n = arrays_.size();
-  bool work = n == n_inputs_;
-  for (size_t i = n_inputs_; i < n; ++i) work |= arrays_[i].size != 0;
+  Scratch::Scope scope;
+  run_kernel(*kernel, name, *params, ensure_row_contiguous, arrays_.data(), n_inputs_, arrays_.size() - n_inputs_,
+             copies_);
+}
+
+void run_kernel(const Kernel& kernel, const std::string& name, const std::vector<accel_param>& params,
+                bool ensure_row_contiguous, accel_array* arrays, size_t n_inputs, size_t n_outputs,
+                const std::vector<std::pair<size_t, size_t>>& copies) {
+  const size_t n = n_inputs + n_outputs;
+  bool work = n_outputs == 0;
+  for (size_t i = n_inputs; i < n; ++i) work |= arrays[i].size != 0;
   if (!work) return; // all outputs are empty
 
-  Scratch::Scope scope;
   Running running;
   constexpr size_t kInline = 16;
   accel_array* few[kInline];
@@ -198,9 +198,9 @@ void Task::run() {
     pointers = many.data();
   }
   for (size_t i = 0; i < n; ++i) {
-    accel_array& a = arrays_[i];
+    accel_array& a = arrays[i];
     pointers[i] = &a;
-    if (i >= n_inputs_ || !ensure_row_contiguous || accel_is_row_contiguous(&a)) continue;
+    if (i >= n_inputs || !ensure_row_contiguous || accel_is_row_contiguous(&a)) continue;
     void* copy = Scratch::local().take(size_t(a.size) * accel_itemsize(a.dtype));
     if (!copy) {
       running.fail("out of memory for a row-contiguous copy of an input");
@@ -216,25 +216,32 @@ void Task::run() {
     }
   }
   if (!running.failed) {
-    for (const auto& [input, output] : copies_) copy_row_major(arrays_[input], arrays_[n_inputs_ + output].data);
+    for (const auto& [input, output] : copies) copy_row_major(arrays[input], arrays[n_inputs + output].data);
     accel_call& call = running.call;
     call.struct_size = sizeof(accel_call);
     call.abi_version = ACCEL_ABI_VERSION;
     call.host = &kHost;
     call.inputs = pointers;
-    call.outputs = pointers + n_inputs_;
-    call.n_inputs = int32_t(n_inputs_);
-    call.n_outputs = int32_t(n - n_inputs_);
-    call.params = params->data();
-    call.n_params = int32_t(params->size());
+    call.outputs = pointers + n_inputs;
+    call.n_inputs = int32_t(n_inputs);
+    call.n_outputs = int32_t(n_outputs);
+    call.params = params.data();
+    call.n_params = int32_t(params.size());
     call.threads = pool::threads();
     call.isa = isa_bits();
-    kernel->fn(&call);
+    kernel.fn(&call);
   }
   if (running.failed) {
-    for (size_t i = n_inputs_; i < n; ++i) fill_invalid(arrays_[i]);
-    record(name + ": " + running.message);
+    for (size_t i = n_inputs; i < n; ++i) fill_invalid(arrays[i]);
+    record_error(name + ": " + running.message);
   }
+}
+
+void record_error(std::string message) {
+  Errors& e = errors();
+  std::lock_guard<std::mutex> lock(e.mutex);
+  if (e.messages.size() < Errors::kMax) e.messages.push_back(std::move(message));
+  pending_errors.store(true, std::memory_order_release);
 }
 
 std::vector<std::string> take_errors() {

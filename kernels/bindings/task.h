@@ -40,8 +40,17 @@ struct Task {
   size_t n_inputs_ = 0;
 };
 
+/* Calls a kernel on arrays, inputs first, on this thread and the pool. Temporary memory comes from the thread's arena
+ * and stays taken. `strides` of inputs may be written to. If the kernel fails, fills the outputs and records. */
+void run_kernel(const Kernel& kernel, const std::string& name, const std::vector<accel_param>& params,
+                bool ensure_row_contiguous, accel_array* arrays, size_t n_inputs, size_t n_outputs,
+                const std::vector<std::pair<size_t, size_t>>& copies);
+
 /* Copies a strided array to row-major order. */
 void copy_row_major(const accel_array& from, void* to);
+
+/* Adds a message to those of take_errors(). */
+void record_error(std::string message);
 
 /* Messages of kernels that failed, "name: message" each, oldest first; empties the list. */
 std::vector<std::string> take_errors();

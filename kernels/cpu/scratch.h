@@ -23,6 +23,15 @@ class Scratch {
   /* Ends the life of all blocks. */
   void reset() noexcept;
 
+  /* Ends the life of the blocks taken since a mark. */
+  struct Mark {
+    size_t chunks, used;
+  };
+  Mark mark() const { return {chunks_.size(), chunks_.empty() ? 0 : chunks_.back().used}; }
+  void rewind(Mark m) noexcept {
+    if (!chunks_.empty()) chunks_.back().used = chunks_.size() == m.chunks ? m.used : 0;
+  }
+
   /* Bytes the arena holds. */
   size_t held() const { return held_; }
 
