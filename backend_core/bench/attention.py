@@ -25,6 +25,8 @@ from .peer_work import Work as PeerWork
 _SAMPLE_S, _MAX_CALLS, _STOCK_SAMPLES = 0.02, 32, 3
 #: Stock is left out where one call would take longer.
 _STOCK_S = 1.0
+#: The peer's unfused form is left out where the scores of one call need more memory.
+_SCORE_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ def _measure(item: Work, decided: Any, options: AttentionOptions, ggml: Ggml | N
     q = mx.array(rng.standard_normal((1, h.n_heads, item.length, h.head_dim), dtype=np.float32))
     q = q.astype(getattr(mx, options.x_dtype))
     scale = 1 / math.sqrt(h.head_dim)
-    mask = "causal" if item.length > 1 else None
+    mask: Any = "causal" if item.length > 1 else None
     contenders, closing = [], []
     label = chosen(decision, item.length)
     if label != STOCK and slot is not None:
@@ -137,11 +139,13 @@ def _measure(item: Work, decided: Any, options: AttentionOptions, ggml: Ggml | N
             series = Series("stock", "stock", detail, item.bytes_moved(options.x_dtype, options.x_dtype))
             contenders.append(Contender(series, stock.run, _STOCK_SAMPLES))
     if ggml is not None:
-        work = _flash(ggml, item, options)
-        work.run()
         moved = item.bytes_moved("float32", "float16")
-        contenders.append(Contender(Series("flash_attn", "peer", "ggml flash_attn_ext, f16 cache", moved), work.run))
-        closing.append(work.close)
+        scores = 4 * item.length * total * h.n_heads
+        for name in ("flash_attn", "unfused") if scores <= _SCORE_BYTES else ("flash_attn",):
+            work = _peer(ggml, item, options, fused=name == "flash_attn")
+            work.run()
+            contenders.append(Contender(Series(name, "peer", f"ggml {name}, f16 cache", moved), work.run))
+            closing.append(work.close)
     row.series = [c.series for c in contenders]
     try:
         rounds(contenders, options.repeats, floors, row, options.settle)
@@ -159,10 +163,10 @@ def _caches(h: Heads, total: int, dtype: str, wanted: int) -> list[tuple[Any, An
     size = 2 * total * h.n_kv_heads * h.head_dim * itemsize(dtype)
     room = -(-total // 256) * 256
     rng = np.random.default_rng(0)
-    values = (rng.standard_normal((1, h.n_kv_heads, room, h.head_dim), dtype=np.float32),) * 2
+    values = rng.standard_normal((1, h.n_kv_heads, room, h.head_dim), dtype=np.float32)
     made = []
     for _ in range(copies_for(size, wanted)):
-        k, v = (mx.array(a).astype(getattr(mx, dtype)) for a in values)
+        k, v = (mx.array(values).astype(getattr(mx, dtype)) for _ in range(2))
         mx.eval(k, v)
         made.append((k[:, :, :total], v[:, :, :total]))
     return made
@@ -191,14 +195,23 @@ class _Rotation:
         return (time.perf_counter() - begin) / self.calls
 
 
-def _flash(ggml: Ggml, item: Work, options: AttentionOptions) -> PeerWork:
-    """ggml's fused attention in the layout llama.cpp keeps its cache in: heads side by side for each token."""
+def _peer(ggml: Ggml, item: Work, options: AttentionOptions, fused: bool) -> PeerWork:
+    """ggml's attention in the layouts llama.cpp keeps its cache in.
+
+    fused
+        True: flash_attn_ext, heads side by side for each token (``llama-bench -fa on``). False: two products and a
+        softmax, values transposed (``-fa off``), which is the faster one on some processors.
+    """
     h, total = item.heads, item.depth + item.length
     room = -(-total // 256) * 256  # llama.cpp rounds the cache it looks at up, and masks the rest
     size = 4 * room * h.n_kv_heads * h.head_dim
     copies = copies_for(size, options.weights_bytes)
+    scores = 8 * room * item.length * h.n_heads
+    if not fused:
+        copies = max(1, min(copies, (2 * _SCORE_BYTES) // scores))
     calls = 1 if item.length > 64 else min(_MAX_CALLS, max(1, copies // 4))
     rows = -(-item.length // 64) * 64  # older ggml wants the mask padded
+    scale = 1 / math.sqrt(h.head_dim)
     tensors: dict[str, Any] = {}
     cached: list[tuple[Any, Any]] = []
 
@@ -206,12 +219,19 @@ def _flash(ggml: Ggml, item: Work, options: AttentionOptions) -> PeerWork:
         tensors["q"] = arena.tensor("f32", h.head_dim, h.n_heads, item.length, 1)
         tensors["mask"] = arena.tensor("f16", room, rows, 1, 1)
         for _ in range(copies // calls * calls):
-            k, v = (arena.tensor("f16", h.head_dim, h.n_kv_heads, room, 1) for _ in range(2))
+            k = arena.tensor("f16", h.head_dim, h.n_kv_heads, room, 1)
+            shape = (h.head_dim, h.n_kv_heads, room, 1) if fused else (room, h.head_dim, h.n_kv_heads, 1)
+            v = arena.tensor("f16", *shape)
             cached.append((k, v))
 
     def make(arena: Arena, i: int) -> Any:
-        q, k, v = (ggml.permute(arena.context, t, 0, 2, 1, 3) for t in (tensors["q"], *cached[i]))
-        return ggml.flash_attn_ext(arena.context, q, k, v, tensors["mask"], 1 / math.sqrt(h.head_dim), 0.0, 0.0)
+        context = arena.context
+        q, k = (ggml.permute(context, t, 0, 2, 1, 3) for t in (tensors["q"], cached[i][0]))
+        if fused:
+            v = ggml.permute(context, cached[i][1], 0, 2, 1, 3)
+            return ggml.flash_attn_ext(context, q, k, v, tensors["mask"], scale, 0.0, 0.0)
+        weights = ggml.soft_max_ext(context, ggml.mul_mat(context, k, q), tensors["mask"], scale, 0.0)
+        return ggml.mul_mat(context, cached[i][1], weights)
 
     work = PeerWork(ggml, make, copies, calls, inputs)
     rng = np.random.default_rng(0)
@@ -219,7 +239,7 @@ def _flash(ggml: Ggml, item: Work, options: AttentionOptions) -> PeerWork:
     values = rng.standard_normal((room, h.n_kv_heads, h.head_dim), dtype=np.float32).astype(np.float16)
     for k, v in cached:
         work.fill(k, values)
-        work.fill(v, values)
+        work.fill(v, values if fused else values.transpose(1, 2, 0))
     visible = np.arange(room)[None] <= item.depth + np.arange(rows)[:, None]
     work.fill(tensors["mask"], np.where(visible, 0, -np.inf).astype(np.float16))
     return work

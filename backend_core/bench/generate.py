@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -26,6 +27,8 @@ from .random_models import SHAPES, gguf_file, mlx_model
 #: Stock in half precision makes a token in seconds.
 _STOCK_TOKENS = 3
 _PREFILL_STEP = 512
+#: llama.cpp's fused attention is the slower one on some processors: the faster setting counts.
+_FLASH = ("on", "off")
 
 
 @dataclass(frozen=True)
@@ -161,24 +164,30 @@ class _Model:
         contenders = [Contender(ours, lambda: self._sample(task))]
         row.series = [ours, stock]
         if self.gguf is not None and self.peers is not None:
-            peer = Series(self.source.kind, "peer", f"llama-bench, {self.source.kind}")
-            row.series.append(peer)
             if task.depth:
                 # The tokens before cost it more than the measured ones: one process for all samples, between ours.
                 self._sample(task)
                 rounds(contenders, (self.options.repeats + 1) // 2, self.floors, row, self.options.settle)
-                peer.samples += self._peer(task, min(self.options.repeats, 3))
+                tried = {flag: self._peer(task, min(self.options.repeats, 3), flag) for flag in _FLASH}
                 rounds(contenders, self.options.repeats // 2, self.floors, row, self.options.settle)
+            else:
+                tried = {flag: self._peer(task, 1, flag) for flag in _FLASH}
+            best = min(_FLASH, key=lambda flag: statistics.median(tried[flag]))
+            peer = Series(self.source.kind, "peer", f"llama-bench, {self.source.kind}, -fa {best}")
+            row.series.append(peer)
+            row.facts["flash_attention"] = tried
+            if task.depth:
+                peer.samples += tried[best]
                 return
-            contenders.append(Contender(peer, lambda: self._peer(task, 1)[0]))
+            contenders.append(Contender(peer, lambda: self._peer(task, 1, best)[0]))
         self._sample(task)  # warm
         rounds(contenders, self.options.repeats, self.floors, row, self.options.settle)
 
-    def _peer(self, task: Task, repeats: int) -> list[float]:
+    def _peer(self, task: Task, repeats: int, flash: str) -> list[float]:
         assert self.gguf is not None and self.peers is not None
         prompt, tokens = (task.tokens, 0) if task.phase == "prompt" else (0, task.tokens)
         return llama_bench.run(self.peers, self.gguf, self.options.threads, prompt=prompt, tokens=tokens,
-                               depth=task.depth, repeats=repeats)  # fmt: skip
+                               depth=task.depth, repeats=repeats, extra=("-fa", flash))  # fmt: skip
 
     def _stock(self, task: Task, series: Series) -> None:
         """Two samples, of few tokens where stock is slow."""

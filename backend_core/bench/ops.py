@@ -124,7 +124,7 @@ def _found(item: Work, x_dtype: str) -> tuple[Found, tuple[Any, ...]]:
     if item.op == "swiglu":
         site = OpSite(path="swiglu()", op="activation", variant="swiglu", x_dtype=x_dtype, out_dtype=x_dtype,
                       host="mlx_lm", dims=item.dims, device=machine.default_device())  # fmt: skip
-        args = values(1, item.rows, item.dims), values(1, item.rows, item.dims)
+        args: tuple[Any, ...] = values(1, item.rows, item.dims), values(1, item.rows, item.dims)
         mx.eval(args)
         return Found(site, None), args
     holder = nn.Module()

@@ -178,8 +178,10 @@ def _count(value: float) -> str:
 
 
 def _peer_name(peer: Series) -> str:
-    layout = peer.detail.rpartition(", ")[2].removesuffix(" layout")
-    return f"{peer.name} ({layout})" if layout not in ("", "plain", peer.detail) else peer.name
+    layout = peer.detail.rpartition(", ")[2]
+    if not layout.endswith(" layout") or layout == "plain layout":
+        return peer.name
+    return f"{peer.name} ({layout.removesuffix(' layout')})"
 
 
 def notes(rows: Sequence[Row], data: dict[str, Any]) -> list[str]:

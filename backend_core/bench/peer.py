@@ -88,6 +88,7 @@ _API: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ggml_argmax": (_P, (_P, _P)),
     "ggml_rope_ext": (_P, (_P, _P, _P, _P, c_int, c_int, c_int, *(c_float,) * 6)),
     "ggml_flash_attn_ext": (_P, (_P, _P, _P, _P, _P, c_float, c_float, c_float)),
+    "ggml_soft_max_ext": (_P, (_P, _P, _P, c_float, c_float)),
     "ggml_permute": (_P, (_P, _P, c_int, c_int, c_int, c_int)),
     "ggml_backend_dev_by_type": (_P, (c_int,)),
     "ggml_backend_dev_init": (_P, (_P, c_char_p)),
