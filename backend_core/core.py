@@ -111,8 +111,6 @@ def _select(model: Any, policy: Policy, host: PluginHost, report: Report) -> Non
         mx.clear_cache()
         mx.reset_peak_memory()
     report.notes += [*strange_variables(), *host.notes]
-    for label, count in session.wrong.items():
-        report.note(f"{label} failed verification at {count} site{'s' if count > 1 else ''} and does not run there")
     state = native.status()
     if session.device == "cpu" and not state.available:
         report.note(f"no CPU kernels: {state.reason}")
@@ -147,6 +145,8 @@ def _select(model: Any, policy: Policy, host: PluginHost, report: Report) -> Non
             scope.uninstall(module)
         calls.uninstall(id(model))
         raise
+    for label, count in session.wrong.items():
+        report.note(f"{label} failed verification at {count} site{'s' if count > 1 else ''} and does not run there")
     if cast:
         report.note(activations.kv_note(model, cache.dtype_of(id(model))))
 

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from .sites import Site
+from .sites import JoinSite, Site
 
 STOCK = "stock"
 
@@ -119,10 +119,14 @@ class Report:
         raise KeyError(f"no {hook} site {path!r}")
 
     def counts(self) -> Counter[str]:
-        """How many sites run what, by what runs at rows 1; a site that is served at more rows only says so."""
+        """How many sites run what, by what runs at rows 1; a site that is served at more rows only says so.
+
+        Joined blocks are not among them: their parts are.
+        """
         return Counter(
             f"{d.buckets[-1].chosen} over 16 rows" if d.accelerated and d.chosen == STOCK else d.chosen
             for d in self.decisions
+            if d.site.hook != JoinSite.hook
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -146,5 +150,7 @@ class Report:
         total = stock + sum(counts.values())
         runs = ", ".join(f"{n} run {label}" for label, n in counts.most_common()) or "none accelerated"
         parts = [f"{total} sites: {runs}, {stock} stay stock"]
+        joined = Counter(d.site.kind for d in self.decisions if isinstance(d.site, JoinSite))
+        parts += [f"joined: {', '.join(f'{n} {kind}' for kind, n in joined.items())}"] if joined else []
         parts += self.notes
         return "[accel] " + "; ".join(parts) + f" ({self.seconds:.2f} s)"

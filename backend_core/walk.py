@@ -124,12 +124,12 @@ def find_linears(model: Any, x_dtype: str = "") -> list[Found]:
     by_path = dict(modules)
     host, model_type, device = host_of(model), model_type_of(model), default_device()
     found, seen = [], set()
-    for _, module in sorted(modules, key=lambda item: _natural(item[0])):
+    for _, module in sorted(modules, key=lambda item: natural(item[0])):
         kind = kinds.get(stock_class(module))
         if kind is None or id(module) in seen or (kind == "embedding" and id(module) not in tied):
             continue
         seen.add(id(module))
-        names = sorted(paths[id(module)], key=_natural)
+        names = sorted(paths[id(module)], key=natural)
         parent = by_path.get(names[0].rpartition(".")[0])
         facts = linear_facts(module, kind, x_dtype)
         if facts is None:
@@ -289,12 +289,12 @@ def _is_adapter(module: Any) -> bool:
 def _unique_modules(model: Any) -> Iterator[tuple[str, Any]]:
     """All modules in natural order of their paths, one that is held twice under its first path only."""
     seen = set()
-    for path, module in sorted(model.named_modules(), key=lambda item: _natural(item[0])):
+    for path, module in sorted(model.named_modules(), key=lambda item: natural(item[0])):
         if id(module) not in seen:
             seen.add(id(module))
             yield path, module
 
 
-def _natural(path: str) -> tuple[Any, ...]:
+def natural(path: str) -> tuple[Any, ...]:
     """Sort key under which layer 2 comes before layer 10."""
     return tuple((0, int(p), "") if p.isdigit() else (1, 0, p) for p in path.split("."))

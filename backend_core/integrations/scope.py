@@ -26,13 +26,19 @@ def scoped_class(stock: type) -> type:
 
         def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
             attributes = self.__dict__
-            token = owner.set(attributes.get(_KEY, 0))
+            joined = attributes.get(_JOINED)
+            if joined is not None:
+                token = owner.set(joined[1])
+                try:
+                    result = joined[0](self, *args, **kwargs)
+                finally:
+                    owner.reset(token)
+                if result is not NotImplemented:
+                    return result
+            if _KEY not in attributes:
+                return stock.__call__(self, *args, **kwargs)
+            token = owner.set(attributes[_KEY])
             try:
-                joined = attributes.get(_JOINED)
-                if joined is not None:
-                    result = joined(self, *args, **kwargs)
-                    if result is not NotImplemented:
-                        return result
                 return stock.__call__(self, *args, **kwargs)
             finally:
                 owner.reset(token)
@@ -46,23 +52,26 @@ def scoped_class(stock: type) -> type:
 
 def install(module: Any, model: int) -> None:
     """Calls made by `module` belong to the model with id `model` from now on."""
-    cls = stock_class(module)
     module.__dict__[_KEY] = model
-    if type(module) is cls:
-        module.__class__ = scoped_class(cls)
+    _change_class(module)
 
 
 def join(module: Any, model: int, joined: Any) -> None:
     """Also ask `joined(module, *args)` first (see :mod:`..joined`)."""
-    install(module, model)
-    module.__dict__[_JOINED] = joined
+    module.__dict__[_JOINED] = joined, model
+    _change_class(module)
 
 
 def uninstall(module: Any) -> bool:
     """Undo :func:`install` and :func:`join`. False if the module has no owner."""
-    module.__dict__.pop(_JOINED, None)
-    if _KEY not in module.__dict__:
+    found = [module.__dict__.pop(key, None) for key in (_KEY, _JOINED)]
+    if found == [None, None]:
         return False
-    del module.__dict__[_KEY]
     module.__class__ = stock_class(module)
     return True
+
+
+def _change_class(module: Any) -> None:
+    cls = stock_class(module)
+    if type(module) is cls:
+        module.__class__ = scoped_class(cls)

@@ -1,0 +1,366 @@
+"""Joined blocks: the bits of the separate parts, whatever the cache, and nothing where anything is unusual."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+import tiny_models
+from mlx_lm.models import cache as caches
+from mlx_lm.models import llama
+from test_models import close, snapshot
+
+from backend_core import Policy, accelerate, joined, native, restore
+from backend_core.integrations import scope
+from backend_core.walk_blocks import AttentionForm, LayerForm, MLPForm, code_hash, form_of
+
+pytest.importorskip("bonsai_qmv")
+pytest.importorskip("host_ops")
+pytest.importorskip("cider_sdpa")
+pytestmark = [
+    pytest.mark.skipif(not native.available(), reason=native.status().reason or "native"),
+    pytest.mark.usefixtures("installed_plugins"),
+]
+
+POLICY = Policy(deterministic=True, activations="model")
+STEPS = (list(range(1, 24)), [11], [8, 6, 3], [5], list(range(30, 47)))
+
+
+made: list[weakref.ref] = []
+
+
+@pytest.fixture(autouse=True)
+def restored():
+    """Models share some modules (default arguments), which must be stock again."""
+    yield
+    while made:
+        if (m := made.pop()()) is not None:
+            restore(m)
+
+
+def model(name="llama", **options):
+    m = tiny_models.build(name, **{"bits": 4, **options})
+    made.append(weakref.ref(m))
+    return m
+
+
+def parts_of(monkeypatch, m, policy=POLICY):
+    with monkeypatch.context() as p:
+        p.setattr(joined, "find", lambda *_: [])
+        return accelerate(m, policy)
+
+
+def blocks(report):
+    return [d for d in report.decisions if d.site.hook == "join"]
+
+
+def run(m, steps=STEPS, make=None):
+    cache = caches.make_prompt_cache(m) if make is None else make(m)
+    out = []
+    for step in steps:
+        tokens = mx.array(step if isinstance(step[0], list) else [step])
+        out.append(np.array(m(tokens, cache=cache).astype(mx.float32)))
+    return out
+
+
+def same_bits(a, b):
+    assert len(a) == len(b)
+    for x, y in zip(a, b, strict=True):
+        assert x.dtype == y.dtype and x.tobytes() == y.tobytes()
+
+
+def both(monkeypatch, build, **options):
+    """(results in parts, results joined), asserting that blocks were joined."""
+    one, two = build(), build()
+    parts_of(monkeypatch, one)
+    report = accelerate(two, POLICY)
+    assert blocks(report)
+    return run(one, **options), run(two, **options)
+
+
+CACHES = {
+    "KVCache": None,
+    "no cache": lambda m: None,
+    "rotating": lambda m: [caches.RotatingKVCache(max_size=16, keep=4) for _ in m.layers],
+    "quantized": lambda m: [caches.QuantizedKVCache(group_size=32, bits=8) for _ in m.layers],
+    "concatenating": lambda m: [caches.ConcatenateKVCache() for _ in m.layers],
+}
+
+
+@pytest.mark.parametrize("kind", CACHES)
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_same_bits_as_in_parts(monkeypatch, name, kind):
+    same_bits(*both(monkeypatch, lambda: model(name), make=CACHES[kind]))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision(monkeypatch, dtype):
+    same_bits(*both(monkeypatch, lambda: model(dtype=dtype)))
+
+
+def test_activations_in_float32(monkeypatch):
+    one, two = model(dtype="float16"), model(dtype="float16")
+    policy = Policy(deterministic=True, activations="float32")
+    parts_of(monkeypatch, one, policy)
+    assert blocks(accelerate(two, policy))
+    same_bits(run(one), run(two))
+
+
+def test_batches(monkeypatch):
+    steps = ([[1, 2, 3], [4, 5, 6]], [[7], [8]], [[9, 1], [2, 3]])
+    same_bits(*both(monkeypatch, model, steps=steps))
+
+
+def test_a_cache_with_a_position_per_sequence_runs_in_parts(monkeypatch):
+    def make(m):
+        return [caches.BatchKVCache([1, 0]) for _ in m.layers]
+
+    same_bits(*both(monkeypatch, model, steps=([[0, 2, 3], [4, 5, 6]], [[7], [8]]), make=make))
+
+
+@pytest.mark.parametrize("change", [{"attention_bias": True}, {"mlp_bias": True}, {"rope_traditional": True}])
+def test_other_llamas(monkeypatch, change):
+    same_bits(*both(monkeypatch, lambda: model(**change)))
+
+
+def test_positions_with_frequencies_are_turned_separately(monkeypatch):
+    scaling = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+               "original_max_position_embeddings": 64}  # fmt: skip
+    same_bits(*both(monkeypatch, lambda: model(rope_scaling=scaling)))
+
+
+def test_blocks_of_layers_that_are_not_known():
+    m = model("qwen3_moe")
+    want = [np.array(y) for y in tiny_models.logits(m)]
+    kinds = {d.site.kind for d in blocks(accelerate(m, POLICY))}
+    assert kinds == {"attention"}
+    close([mx.array(y) for y in want], tiny_models.logits(m))
+
+
+def test_one_decision_per_block_and_the_line():
+    m = model()
+    report = accelerate(m, POLICY)
+    assert [d.site.path for d in blocks(report)] == ["model.layers.0", "model.layers.1"]
+    assert all(d.chosen == "core/joined" for d in blocks(report))
+    assert "joined: 2 layer" in report.line()
+    assert sum(report.counts().values()) == len(report.decisions) - 2
+    assert report.decision("model.layers.1", "join").site.kind == "layer"
+
+
+def test_few_nodes(tmp_path):
+    m = model()
+    accelerate(m, POLICY)
+    cache = caches.make_prompt_cache(m)
+    mx.eval(m(mx.array([[1, 2, 3]]), cache=cache), [c.state for c in cache])
+    mx.export_to_dot(str(tmp_path / "graph.dot"), m(mx.array([[5]]), cache=cache))
+    text = (tmp_path / "graph.dot").read_text()
+    assert text.count("accel/layer_in") == text.count("accel/layer_out") == 2
+    assert "host_ops/rope" not in text and "Transpose" not in text
+
+
+def test_restore_gives_everything_back():
+    m = model()
+    before = snapshot(m)
+    want = run(m)
+    accelerate(m, POLICY)
+    run(m)
+    restore(m)
+    assert snapshot(m) == before
+    same_bits(run(m), want)
+
+
+def test_the_model_can_be_freed():
+    m = model()
+    accelerate(m, POLICY)
+    run(m)
+    seen = [weakref.ref(m), weakref.ref(m.model.layers[0]), weakref.ref(m.model.layers[0].self_attn.q_proj)]
+    del m
+    gc.collect()
+    assert [r() for r in seen] == [None] * 3
+
+
+CHANGES = {
+    "weights replaced": lambda layer: layer.mlp.up_proj.update({"scales": layer.mlp.up_proj.scales * 1.5}),
+    "weights changed in place": lambda layer: layer.self_attn.o_proj.__setitem__(
+        "scales", layer.self_attn.o_proj.scales * 0.5
+    ),
+    "norm changed": lambda layer: layer.post_attention_layernorm.update(
+        {"weight": layer.post_attention_layernorm.weight * 2}
+    ),
+    "layer replaced": lambda layer: layer.self_attn.__setattr__("k_proj", nn.Linear(96, 64, bias=False)),
+    "block replaced": lambda layer: layer.__setattr__("mlp", nn.Linear(96, 96, bias=False)),
+    "a part restored": lambda layer: restore(layer.mlp),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_has_changed_runs_in_parts(monkeypatch, change):
+    one, two = model(), model()
+    parts_of(monkeypatch, one)
+    accelerate(two, POLICY)
+    for m in (one, two):
+        mx.random.seed(3)
+        CHANGES[change](m.model.layers[1])
+        mx.eval(m.parameters())
+    same_bits(run(one), run(two))
+
+
+def test_adapters_over_an_accelerated_model(monkeypatch):
+    from mlx_lm.tuner.utils import linear_to_lora_layers
+
+    one, two = model(), model()
+    parts_of(monkeypatch, one)
+    accelerate(two, POLICY)
+    for m in (one, two):
+        mx.random.seed(5)
+        linear_to_lora_layers(m, 2, {"rank": 4, "scale": 2.0, "dropout": 0.0, "keys": ["self_attn.q_proj"]})
+        mx.eval(m.parameters())
+    same_bits(run(one), run(two))
+
+
+def test_gradients_are_those_of_the_parts(monkeypatch):
+    one, two = model(), model()
+    parts_of(monkeypatch, one)
+    accelerate(two, POLICY)
+    x = mx.random.normal((1, 3, 96), key=mx.random.key(1))
+    grads = [mx.grad(lambda x, m=m: (m.model.layers[0](x, "causal", None) ** 2).sum())(x) for m in (one, two)]
+    same_bits([np.array(grads[0])], [np.array(grads[1])])
+
+
+def test_compiled(monkeypatch):
+    one, two = model(), model()
+    parts_of(monkeypatch, one)
+    accelerate(two, POLICY)
+    for shapeless in (False, True):
+        fs = [mx.compile(m.model.layers[0], shapeless=shapeless) for m in (one, two)]
+        for rows in (1, 3):
+            x = mx.random.normal((1, rows, 96), key=mx.random.key(rows))
+            same_bits([np.array(fs[0](x))], [np.array(fs[1](x))])
+
+
+@pytest.mark.parametrize("shape", [(96,), (2, 96), (0, 1, 96), (1, 0, 96), (1, 1, 1, 96)])
+def test_unusual_shapes_are_stocks(shape):
+    m = model()
+    mlp = m.model.layers[0].mlp
+    x = mx.random.normal(shape)
+    accelerate(m, POLICY)
+    assert mlp(x).shape == shape
+
+
+def test_other_dtypes_run_in_parts(monkeypatch):
+    one, two = model(), model()
+    parts_of(monkeypatch, one)
+    accelerate(two, POLICY)
+    x = mx.random.normal((1, 2, 96), key=mx.random.key(1)).astype(mx.float16)
+    y, z = (m.model.layers[1](x, "causal", None) for m in (one, two))
+    assert y.dtype == z.dtype
+    close([y], [z])
+
+
+def test_rows_do_not_depend_on_each_other():
+    m = model()
+    accelerate(m, POLICY)
+    layer = m.model.layers[0]
+    x = mx.random.normal((16, 1, 96), key=mx.random.key(1))
+    whole = np.array(layer(x))
+    for rows in (1, 2, 5, 16):
+        assert np.array(layer(x[:rows])).tobytes() == whole[:rows].tobytes()
+
+
+def test_thread_counts_do_not_change_bits():
+    m = model()
+    accelerate(m, POLICY)
+    before = native.get().threads()
+    try:
+        results = []
+        for threads in (1, 2, 3, 8):
+            native.get().set_threads(threads)
+            results.append(run(m))
+    finally:
+        native.get().set_threads(before)
+    for r in results[1:]:
+        same_bits(results[0], r)
+
+
+def test_a_wrong_joined_block_is_not_used(monkeypatch):
+    right = joined.JoinedAttention.__call__
+    monkeypatch.setattr(
+        joined.JoinedAttention, "__call__", lambda self, *a: right(self, *a) * (1 + 1e-6)
+    )  # an ulp or two
+    m = model()
+    report = accelerate(m, POLICY)
+    assert not [d for d in blocks(report) if d.site.kind == "layer"]
+    assert any("core/joined failed verification at 4 sites" in note for note in report.notes)
+    assert not any("_accel_joined" in layer.__dict__ for layer in m.model.layers)
+
+
+def test_a_race_that_is_lost_leaves_parts(monkeypatch):
+    import time
+
+    right = joined.JoinedAttention.__call__
+
+    def slow(self, *args):
+        time.sleep(0.002)
+        return right(self, *args)
+
+    monkeypatch.setattr(joined.JoinedAttention, "__call__", slow)
+    m = model()
+    report = accelerate(m, Policy(activations="model"))
+    assert not [d for d in blocks(report) if d.site.kind == "layer"]
+
+
+def test_an_interrupt_leaves_the_model_stock(monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(joined, "find", interrupt)
+    m = model()
+    before = snapshot(m)
+    with pytest.raises(KeyboardInterrupt):
+        accelerate(m, POLICY)
+    assert snapshot(m) == before
+
+
+# Recognition
+
+
+def test_known_forms():
+    assert form_of(llama.Attention) == AttentionForm()
+    assert form_of(llama.MLP) == MLPForm()
+    assert form_of(llama.TransformerBlock) == LayerForm()
+    assert form_of(llama.Model) is None and form_of(nn.Linear) is None
+
+
+def test_code_is_known_by_what_it_computes():
+    class Same(nn.Module):
+        # Another comment, no annotations.
+        def __call__(self, x):
+            """A docstring."""
+            return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))  # noqa: F821
+
+    class Other(nn.Module):
+        def __call__(self, x):
+            return self.down_proj(swiglu(self.up_proj(x), self.gate_proj(x)))  # noqa: F821
+
+    assert code_hash(Same.__call__) == code_hash(llama.MLP.__call__)
+    assert form_of(Same) == MLPForm() and form_of(Other) is None
+    namespace: dict = {}
+    exec("def f(self, x):\n    return x", namespace)
+    assert code_hash(namespace["f"]) == ""
+
+
+def test_a_block_whose_names_mean_something_else_is_left_alone(monkeypatch):
+    monkeypatch.setattr(llama, "swiglu", lambda gate, x: gate + x)
+    m = model()
+    assert {d.site.kind for d in blocks(accelerate(m, POLICY))} <= {"attention"}
+
+
+def test_owner_is_named_only_while_a_block_runs():
+    m = model()
+    accelerate(m, POLICY)
+    run(m)
+    assert scope.owner.get() == 0
