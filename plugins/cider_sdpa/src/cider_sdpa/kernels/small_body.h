@@ -11,8 +11,8 @@
  *              score    16 interleaved sums over d, added in one tree;
  *              piece    128 keys from a multiple of 128: maximum, exponentials, 16 interleaved sums of them, one sum
  *                       over the piece's keys in order for each column of v;
- *              row      pieces in order, each scaled by e^(its maximum - the row's maximum). A piece of which the row
- *                       sees nothing adds nothing.
+ *              run      8 pieces (1024 keys) in order, each scaled by e^(its maximum - the run's maximum);
+ *              row      runs in order, in the same way. What the row sees nothing of adds nothing.
  *            Tiles, threads and other rows only change what is in flight at the same time.
  * Method     Work is split over batch, KV heads and pieces. For few rows a score's 16 sums are the lanes of a
  *            register, reduced for 16 keys together. For many rows 16 keys are turned round first, so that keys are
@@ -29,6 +29,7 @@ namespace cider {
 namespace {
 
 constexpr int64_t kPiece = 128;
+constexpr int64_t kRun = 8;     /* pieces that are brought together first */
 constexpr int64_t kTurned = 32; /* keys turned round at a time */
 
 /* The scores of RT rows with 16 keys, of which n exist (the last is repeated). */
@@ -190,44 +191,124 @@ void score_piece(const float* q, int64_t rows, int64_t qs, int64_t depth, const 
 using ScorePiece = void (*)(const float*, int64_t, int64_t, int64_t, const void*, int64_t, int64_t, float*, float*,
                             const Ahead&);
 
+/* Partial results of one row: largest score, sum of exponentials, sums of values. Parts lie `ms` and `ss` floats apart.
+ * A part with top -inf and total 0 has seen nothing, and its sums were not written. */
+struct Parts {
+  float *top, *total, *sums;
+  int64_t ms, ss;
+  bool used(int64_t j) const { return !(top[j * ms] == -kInf && total[j * ms] == 0.0f); }
+  Parts from(int64_t j, int64_t row, int64_t as) const {
+    return {top + j * ms + row, total + j * ms + row, sums + j * ss + row * as, ms, ss};
+  }
+};
+
+/* Brings `count` parts together, in order, measured from `high`, which is no less than their maxima. Returns the sum of
+ * exponentials; acc[0..as) becomes the sums of values. */
+template <class I>
+float merge(const Parts& p, int64_t count, float high, float* acc, int64_t as) {
+  using V = typename I::V;
+  const V base = I::set1(base_of(high));
+  float all = 0.0f;
+  bool fresh = true;
+  for (int64_t j = 0; j < count; j += 16) {
+    alignas(64) float weight[16];
+    const float* from[16];
+    const int64_t n = min64(16, count - j);
+    int64_t m = 0;
+    for (int64_t x = 0; x < n; ++x) {
+      if (!p.used(j + x)) continue;
+      weight[m] = p.top[(j + x) * p.ms];
+      from[m++] = p.sums + (j + x) * p.ss;
+    }
+    for (int64_t x = m; x < 16; ++x) weight[x] = 0.0f;
+    I::store(weight, exponential<I>(I::sub(I::load(weight), base)));
+    for (int64_t x = 0, y = 0; x < n; ++x) {
+      if (p.used(j + x)) all += p.total[(j + x) * p.ms] * weight[y++];
+    }
+    for (int64_t c = 0; c < as; c += 16) {
+      V sum = fresh ? I::zero() : I::load(acc + c);
+      for (int64_t x = 0; x < m; ++x) sum = I::fma(I::set1(weight[x]), I::load(from[x] + c), sum);
+      I::store(acc + c, sum);
+    }
+    fresh = false;
+  }
+  return all;
+}
+
+/* The largest of the parts' maxima and `high`. */
+inline float highest_of(const Parts& p, int64_t count, float high) {
+  for (int64_t j = 0; j < count; ++j) {
+    if (p.used(j)) high = larger(p.top[j * p.ms], high);
+  }
+  return high;
+}
+
 template <class I>
 struct SmallJob {
   using V = typename I::V;
   const Problem* p;
   int64_t rows;   /* per KV head: L * group; row r is query row r / group of head r % group */
   int64_t qs, as; /* floats per row of q and of sums */
-  int64_t pieces;
+  int64_t pieces, runs;
+  int64_t span; /* pieces per item of work: kRun, or a power of two below it */
   bool turn;
-  float* q;    /* [batch][KV head][row][qs], scaled */
-  float* sums; /* [batch][KV head][piece][row][as] */
-  float* top;  /* [batch][KV head][row][piece]: maximum */
-  float* total; /* the same: sum of exponentials; 0 with top -inf: nothing seen, sums not written */
+  float* q; /* [batch][KV head][row][qs], scaled */
+  /* Partial results [batch][KV head][run or, if span is not kRun, piece][row]. */
+  float *top, *total, *sums;
   Slots slots;
+  int64_t local; /* where the parts of a run lie in a slot, in floats */
   ScorePiece score;
   Weigh weigh;
   Widen widen; /* NULL: values are floats, or there are so few rows that it does not pay */
   int64_t element_k, element_v; /* bytes */
 
+  bool whole_runs() const { return span == kRun; }
+  int64_t items() const { return p->batch * p->kv_heads * (whole_runs() ? runs : ceil_div(pieces, span)); }
+  Parts parts(int64_t bh) const {
+    const int64_t at = bh * (whole_runs() ? runs : pieces) * rows;
+    return {top + at, total + at, sums + at * as, rows, rows * as};
+  }
+  Parts local_parts(float* memory) const {
+    float* at = memory + local;
+    return {at, at + kRun * rows, at + 2 * round_up(kRun * rows, 16), rows, rows * as};
+  }
+
   static void run(void* arg, int64_t begin, int64_t end) {
     const SmallJob& job = *(const SmallJob*)arg;
     const int32_t slot = job.slots.take();
     float* memory = job.slots.memory + job.slots.size * slot;
-    for (int64_t item = begin; item < end; ++item) {
-      const int64_t bh = item / job.pieces;
-      job.piece(bh, item % job.pieces, memory);
-      if (job.pieces == 1) {
-        for (int64_t r = 0; r < job.rows; ++r) job.finish(bh, r, memory);
-      }
-    }
+    for (int64_t item = begin; item < end; ++item) job.item(item, memory);
     job.slots.give(slot);
+  }
+
+  void item(int64_t index, float* memory) const {
+    const int64_t per_head = ceil_div(pieces, span), bh = index / per_head, first = index % per_head * span;
+    const int64_t count = min64(span, pieces - first);
+    const Parts all = parts(bh);
+    if (!whole_runs()) {
+      for (int64_t j = first; j < first + count; ++j) piece(bh, j, j + 1 < first + count, memory, all.from(j, 0, as));
+      return;
+    }
+    const Parts to = all.from(first / kRun, 0, as);
+    if (count == 1) return piece(bh, first, false, memory, to);
+    const Parts here = local_parts(memory);
+    for (int64_t j = 0; j < count; ++j) piece(bh, first + j, j + 1 < count, memory, here.from(j, 0, as));
+    for (int64_t r = 0; r < rows; ++r) merge_run(here.from(0, r, as), count, to.from(0, r, as));
+  }
+
+  /* The parts of a run to one. */
+  void merge_run(const Parts& from, int64_t count, const Parts& to) const {
+    bool some = false;
+    for (int64_t j = 0; j < count; ++j) some |= from.used(j);
+    *to.top = highest_of(from, count, -kInf);
+    *to.total = some ? merge<I>(from, count, *to.top, to.sums, as) : 0.0f;
   }
 
   static void run_finish(void* arg, int64_t begin, int64_t end) {
     const SmallJob& job = *(const SmallJob*)arg;
     const int32_t slot = job.slots.take();
-    for (int64_t i = begin; i < end; ++i) {
-      job.finish(i / job.rows, i % job.rows, job.slots.memory + job.slots.size * slot);
-    }
+    float* memory = job.slots.memory + job.slots.size * slot;
+    for (int64_t i = begin; i < end; ++i) job.finish(i / job.rows, i % job.rows, memory);
     job.slots.give(slot);
   }
 
@@ -243,17 +324,16 @@ struct SmallJob {
     return false;
   }
 
-  void piece(int64_t bh, int64_t index, float* memory) const {
+  /* The keys of one piece, for all rows; `more`: the next one follows on this thread. */
+  void piece(int64_t bh, int64_t index, bool more, float* memory, const Parts& to) const {
     const int64_t b = bh / p->kv_heads, h = bh % p->kv_heads, first = index * kPiece;
     const int64_t n = min64(kPiece, keys_seen(*p, p->rows - 1) - first); /* that the last row sees */
     float *scores = memory, *mask = memory + rows * kPiece, *wide = mask + 2 * kPiece;
     float* turned = turn ? wide + (widen ? kPiece * as : 0) : NULL;
-    float* piece_top = top + bh * rows * pieces + index;
-    float* piece_total = total + bh * rows * pieces + index;
     if (n <= 0 || !any_seen(b, h, first, n, mask)) {
       for (int64_t r = 0; r < rows; ++r) {
-        piece_top[r * pieces] = -kInf;
-        piece_total[r * pieces] = 0.0f;
+        to.top[r] = -kInf;
+        to.total[r] = 0.0f;
       }
       return;
     }
@@ -273,13 +353,11 @@ struct SmallJob {
           loaded = line;
         }
       }
-      soften(scores + r * kPiece, seen, p->kind == kArray ? mask : NULL, piece_top + r * pieces,
-             piece_total + r * pieces);
+      soften(scores + r * kPiece, seen, p->kind == kArray ? mask : NULL, to.top + r, to.total + r);
     }
 
-    /* The next piece is most likely this thread's too. */
     Ahead next;
-    if (first + n < p->keys) {
+    if (more) {
       next = {k + kPiece * p->k.stride[2] * element_k, p->k.stride[2] * element_k, p->depth * element_k};
     }
     Weigh weigh_values = weigh;
@@ -292,7 +370,7 @@ struct SmallJob {
       vs = as;
       element = 4;
     }
-    float* sum = sums + (bh * pieces + index) * rows * as;
+    float* sum = to.sums;
     for (int64_t r = 0; r < rows; r += I::kRows) {
       const int64_t count = min64(I::kRows, rows - r);
       const int64_t common = max64(0, min64(n, keys_seen(*p, r / p->group) - first));
@@ -330,48 +408,35 @@ struct SmallJob {
     *total_out = I::sum(sum);
   }
 
-  /* Brings the pieces of one row together and writes it. `acc` has room for a row. */
-  void finish(int64_t bh, int64_t r, float* acc) const {
+  /* Brings the runs of one row together and writes it. */
+  void finish(int64_t bh, int64_t r, float* memory) const {
     const int64_t b = bh / p->kv_heads, head = bh % p->kv_heads * p->group + r % p->group, i = r / p->group;
-    const float *m = top + (bh * rows + r) * pieces, *t = total + (bh * rows + r) * pieces;
-    const float sink = sink_of(*p, head);
-    float high = -kInf;
+    Parts from = parts(bh).from(0, r, as);
+    float* acc = memory;
+    if (!whole_runs() && pieces > 1) {
+      /* Few keys: runs are made here, in the same way. */
+      const int64_t stats = round_up(runs, 16);
+      const Parts made = {memory + as, memory + as + stats, memory + as + 2 * stats, 1, as};
+      for (int64_t j = 0; j < runs; ++j) {
+        const Parts part = {from.top + j * kRun * from.ms, from.total + j * kRun * from.ms,
+                            from.sums + j * kRun * from.ss, from.ms, from.ss};
+        merge_run(part, min64(kRun, pieces - j * kRun), made.from(j, 0, as));
+      }
+      from = made;
+    }
     bool some = false;
-    for (int64_t j = 0; j < pieces; ++j) {
-      high = larger(m[j], high);
-      some |= t[j] != 0.0f;
-    }
-    high = larger(sink, high);
-    if (high == -kInf && !some && sink == -kInf) return write_hopeless_row<I>(*p, b, head, i, acc);
-
-    const V base = I::set1(base_of(high));
-    const float* from = sums + (bh * pieces * rows + r) * as;
-    float all = 0.0f;
-    for (int64_t c = 0; c < as; c += 16) I::store(acc + c, I::zero());
-    for (int64_t j = 0; j < pieces; j += 16) {
-      alignas(64) float weight[16];
-      const int64_t count = min64(16, pieces - j);
-      I::store(weight, exponential<I>(I::sub(I::load(m + j), base)));
-      bool used[16];
-      for (int64_t x = 0; x < count; ++x) {
-        used[x] = !(m[j + x] == -kInf && t[j + x] == 0.0f);
-        if (used[x]) all += t[j + x] * weight[x];
-      }
-      for (int64_t c = 0; c < as; c += 16) {
-        V sum = I::load(acc + c);
-        for (int64_t x = 0; x < count; ++x) {
-          if (used[x]) sum = I::fma(I::set1(weight[x]), I::load(from + (j + x) * rows * as + c), sum);
-        }
-        I::store(acc + c, sum);
-      }
-    }
+    for (int64_t j = 0; j < runs; ++j) some |= from.used(j);
+    const float sink = sink_of(*p, head), high = highest_of(from, runs, sink);
+    if (!some && sink == -kInf) return write_hopeless_row<I>(*p, b, head, i, acc);
+    /* One part measured from its own maximum is the result: sums start at +0, so that not even zeros change sign. */
+    if (runs == 1 && !p->sinks) return write_row<I>(*p, b, head, i, from.sums, *from.total);
+    float all = merge<I>(from, runs, high, acc, as);
     if (p->sinks) all += exponential_of<I>(sink - base_of(high));
     write_row<I>(*p, b, head, i, acc, all);
   }
 };
 
-/* Fewer multiply-adds than this are not worth waking a thread for, and no piece of a parallel loop has fewer than a
- * quarter of it. */
+/* Fewer multiply-adds than this are not worth waking a thread for. */
 constexpr int64_t kParallelWork = 131072;
 
 template <class I>
@@ -382,14 +447,19 @@ void small_rows(const Problem& p) {
   job.qs = round_up(p.depth, 16);
   job.as = round_up(p.width, 16);
   job.pieces = ceil_div(p.keys, kPiece);
+  job.runs = ceil_div(job.pieces, kRun);
   job.turn = job.rows >= I::kTurn;
-  const int64_t bh = p.batch * p.kv_heads, items = bh * job.pieces;
-  const int64_t q_floats = bh * job.rows * job.qs, sum_floats = items * job.rows * job.as;
-  const int64_t stat_floats = round_up(items * job.rows, 16) + 16; /* 16 are read at a time */
-  job.q = (float*)accel_scratch(p.call, (size_t)(q_floats + sum_floats + 2 * stat_floats) * sizeof(float));
+  const int64_t bh = p.batch * p.kv_heads, work = job.rows * min64(kPiece, p.keys) * (p.depth + p.width);
+  const bool parallel = work * bh * job.pieces >= kParallelWork && p.call->threads > 1;
+  /* A few items for each thread, so that they end together; whole runs leave the least to bring together. */
+  job.span = kRun;
+  while (parallel && job.span > 1 && bh * ceil_div(job.pieces, job.span) < 3 * p.call->threads) job.span /= 2;
+  const int64_t units = bh * (job.whole_runs() ? job.runs : job.pieces) * job.rows;
+  const int64_t q_floats = bh * job.rows * job.qs, stat_floats = round_up(units, 16);
+  job.q = (float*)accel_scratch(p.call, (size_t)(q_floats + units * job.as + 2 * stat_floats) * sizeof(float));
   if (!job.q) return;
   job.sums = job.q + q_floats;
-  job.top = job.sums + sum_floats;
+  job.top = job.sums + units * job.as;
   job.total = job.top + stat_floats;
   job.widen = NULL;
   switch (p.k.dtype) {
@@ -403,8 +473,11 @@ void small_rows(const Problem& p) {
     default: job.weigh = weigh<I, BF16>, job.widen = widen_rows<I, BF16>, job.element_v = 2; break;
   }
   if (job.rows <= I::kRows) job.widen = NULL;
-  const int64_t slot = (job.rows + 2) * kPiece + (job.widen ? kPiece * job.as : 0) + (job.turn ? kTurned * job.qs : 0);
-  if (!job.slots.make(p.call, max64(slot, job.as))) return;
+  job.local = round_up(
+      (job.rows + 2) * kPiece + (job.widen ? kPiece * job.as : 0) + (job.turn ? kTurned * job.qs : 0), 16);
+  const int64_t in_item = job.whole_runs() ? 2 * round_up(kRun * job.rows, 16) + kRun * job.rows * job.as : 0;
+  const int64_t in_finish = job.as + 2 * round_up(job.runs, 16) + job.runs * job.as;
+  if (!job.slots.make(p.call, max64(job.local + in_item, in_finish))) return;
   for (int64_t j = 0; j < bh; ++j) {
     for (int64_t r = 0; r < job.rows; ++r) {
       load_query<I>(p, j / p.kv_heads, j % p.kv_heads * p.group + r % p.group, r / p.group,
@@ -412,20 +485,14 @@ void small_rows(const Problem& p) {
     }
   }
 
-  const int64_t work = job.rows * min64(kPiece, p.keys) * (p.depth + p.width);
-  if (work * items < kParallelWork || p.call->threads < 2) {
+  const int64_t items = job.items(), finish_work = (job.whole_runs() ? job.runs : job.pieces) * job.as;
+  if (!parallel) {
     SmallJob<I>::run(&job, 0, items);
-    if (job.pieces > 1) SmallJob<I>::run_finish(&job, 0, bh * job.rows);
+    SmallJob<I>::run_finish(&job, 0, bh * job.rows);
     return;
   }
-  /* Neighbouring pieces are neighbours in memory: a thread takes a run of them, but not more than leaves the threads
-   * an even share. */
-  const int64_t least = ceil_div(kParallelWork / 4, work), share = items / (8 * (int64_t)p.call->threads);
-  accel_parallel_for(p.call, items, max64(least, min64(share, 16)), SmallJob<I>::run, &job);
-  if (job.pieces > 1) {
-    const int64_t row_work = job.pieces * job.as;
-    accel_parallel_for(p.call, bh * job.rows, ceil_div(kParallelWork / 2, row_work), SmallJob<I>::run_finish, &job);
-  }
+  accel_parallel_for(p.call, items, 1, SmallJob<I>::run, &job);
+  accel_parallel_for(p.call, bh * job.rows, ceil_div(kParallelWork / 2, finish_work), SmallJob<I>::run_finish, &job);
 }
 
 }  // namespace
