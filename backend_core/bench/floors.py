@@ -21,14 +21,15 @@ _FMA_S = 0.004
 
 
 class Floors:
-    """Measures both limits again and again; holds a buffer of `read_bytes`.
+    """Measures both limits again and again; holds a buffer of `read_bytes` (READ_BYTES).
 
     Raises NativeUnavailable without the native module.
     """
 
-    def __init__(self, read_bytes: int = READ_BYTES) -> None:
+    def __init__(self, read_bytes: int = 0) -> None:
         import mlx.core as mx
 
+        read_bytes = read_bytes or READ_BYTES
         module = native.get()
         library = module.__file__
         assert library is not None

@@ -55,13 +55,17 @@ def draw(data: dict[str, Any], path: Path) -> None:
             artist = axes.scatter([v], [y], s=42, color=color, marker=marker, zorder=3)
             seen.setdefault(label, artist)
             if s["role"] == "peer":
-                axes.annotate(s["name"], (v, y), xytext=(0, 5), textcoords="offset points", ha="center", fontsize=6.5,
-                              color=color)  # fmt: skip
+                # Above the first one, below the second, which may be close.
+                above = peers == 1
+                axes.annotate(s["name"], (v, y), (0, 5 if above else -6), textcoords="offset points", ha="center",
+                              va="bottom" if above else "top", fontsize=6.5, color=color)  # fmt: skip
         if row["work"] != previous and y:
             axes.axhline(y - 0.5, color="#e8eaed", lw=0.8, zorder=0)
         previous = row["work"]
     if by_floor:
         axes.axvline(1.0, color="#188038", lw=1.2, zorder=0)
+        axes.annotate("floor", (1.0, -0.6), xytext=(0, 1), textcoords="offset points", ha="center", va="bottom",
+                      fontsize=7, color="#188038")  # fmt: skip
         axes.set_xlabel("time of a call in multiples of the machine's floor in the same run; 1 is the best possible")
     else:
         axes.set_xlabel("tokens a second")
@@ -93,7 +97,8 @@ def _range(series: dict[str, Any], row: dict[str, Any], by_floor: bool) -> tuple
 
 
 def _label(row: dict[str, Any], by_floor: bool) -> str:
-    return f"{row['work']}, M={row['rows']}" if by_floor else str(row["work"])
+    letter = "L" if "depth" in row["facts"] else "M"
+    return f"{row['work']}, {letter}={row['rows']}" if by_floor else str(row["work"])
 
 
 def _plain() -> Any:

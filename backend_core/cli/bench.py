@@ -70,23 +70,33 @@ def _common(command: Callable[..., Any]) -> Callable[..., Any]:
 @contextlib.contextmanager
 def _tools(peers: Path | None, threads: int | None) -> Iterator[tuple[Any, Any]]:
     """(the peer or None, the limits) with the number of threads in force."""
-    if threads:
-        os.environ["MLX_ACCEL_THREADS"] = str(threads)
     from .. import native
     from ..bench.floors import Floors
     from ..bench.peer import Ggml
     from ..errors import AccelError
 
+    before = os.environ.get("MLX_ACCEL_THREADS")
+    if threads:
+        # The variable is what child processes and the profile's key go by.
+        os.environ["MLX_ACCEL_THREADS"] = str(threads)
     if not native.available():
         raise AccelError(f"benchmarks need CPU kernels: {native.status().reason}")
+    module = native.get()
+    default = int(module.threads())
     if threads:
-        native.get().set_threads(threads)
-    ggml = Ggml(peers, int(native.get().threads())) if peers else None
+        module.set_threads(threads)
+    ggml = None
     try:
+        ggml = Ggml(peers.expanduser().absolute(), int(module.threads())) if peers else None
         yield ggml, Floors()
     finally:
         if ggml is not None:
             ggml.close()
+        if threads:
+            os.environ.pop("MLX_ACCEL_THREADS")
+            if before is not None:
+                os.environ["MLX_ACCEL_THREADS"] = before
+            module.set_threads(default)
 
 
 def _run(name: str, work: list[Any], bench_it: Callable[..., Any], ggml: Any, floors: Any, measured: Any, policy: Any,
