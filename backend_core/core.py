@@ -96,8 +96,10 @@ def _select(model: Any, policy: Policy, host: PluginHost, report: Report) -> Non
         sites = walk.find_linears(model, x_dtype)
         if host.implements("select_op"):
             sites += walk.find_ops(model, x_dtype) + walk_calls.find_functions(model, x_dtype)
+            sites += walk_calls.find_logits(model, x_dtype)
         if host.implements("select_attention"):
-            sites += walk_calls.find_attention(model, x_dtype)
+            sites += (attention := walk_calls.find_attention(model, x_dtype))
+            sites += walk_calls.find_updates(attention) if host.implements("select_op") else []
         chosen = session.modules(sites)
         report.decisions = [decision for _, decision, _ in chosen]
         for hook, find in _OTHER_HOOKS:

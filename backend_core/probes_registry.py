@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .probes import LinearProbe, MultiProbe, Probe, SwitchProbe
 from .probes_attention import AttentionProbe
+from .probes_cache import UpdateProbe
 from .probes_join import JoinProbe
 from .probes_ops import OP_PROBES
 from .sites import AttentionSite, JoinSite, LinearSite, OpSite, Site
@@ -21,7 +22,7 @@ def probe_for(site: Site) -> Probe:
     if isinstance(site, LinearSite):
         return _LINEAR[site.kind](site)
     if isinstance(site, OpSite):
-        return OP_PROBES[site.op](site)
+        return UpdateProbe(site) if site.op == "kv_update" else OP_PROBES[site.op](site)
     if isinstance(site, AttentionSite):
         return AttentionProbe(site)
     if isinstance(site, JoinSite):

@@ -22,13 +22,15 @@ from .errors import PluginError
 from .install import Slot
 from .integrations.attention import AttentionSlot
 from .integrations.functions import FunctionSlot
+from .integrations.logits import LogitsSlot
 from .offers import Offer
 from .plugins import PluginHost, PluginRecord, describe
 from .policy import Policy
 from .probe_base import Probe
 from .probes_attention import AttentionProbe
+from .probes_cache import UpdateProbe, UpdateSlot
 from .probes_join import JoinProbe, JoinSlot
-from .probes_ops import FunctionProbe
+from .probes_ops import FunctionProbe, LogitsProbe
 from .probes_registry import probe_for
 from .profile import Profile
 from .race import Timing
@@ -132,8 +134,12 @@ class Session:
     def _slot(self, module: Any, probe: Probe, small: Any, large: Any) -> Any:
         if isinstance(probe, AttentionProbe):
             return AttentionSlot(self.report, probe, small, large)
+        if isinstance(probe, LogitsProbe):
+            return LogitsSlot(self.report, probe, small)
         if isinstance(probe, FunctionProbe):
             return FunctionSlot(self.report, probe, small)
+        if isinstance(probe, UpdateProbe):
+            return UpdateSlot(self.report, probe, small)
         if isinstance(probe, JoinProbe):
             return JoinSlot(self.report, probe, small, large)
         return Slot(module, self.report, probe, small, large, self.late)

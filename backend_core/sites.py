@@ -244,7 +244,7 @@ class OpSite(Site):
 
     op
         ``"rms_norm"``, ``"layer_norm"``, ``"rope"``, ``"activation"``, ``"softcap"``, ``"residual"``,
-        ``"logits"``.
+        ``"logits"``, ``"kv_update"`` (keys and values enter a cache of dtype `out_dtype`).
     variant
         What exactly, e.g. ``"swiglu"`` or ``"gelu_approx"`` for activations, ``"argmax"`` for logits.
     dims

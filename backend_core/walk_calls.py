@@ -79,6 +79,22 @@ def _calls_attention(module: Any) -> bool:
     )
 
 
+def find_updates(attention: list[Found]) -> list[Found]:
+    """One site per shape in which the attention sites' calls put keys and values into a KV cache."""
+    found: dict[tuple[str, str, int], Found] = {}
+    for f in attention:
+        s = f.site
+        # Of two sites of a shape the first is that with the cache's own dtype.
+        if s.head_dim != s.value_dim or any(key[::2] == (s.q_dtype, s.head_dim) for key in found):
+            continue
+        site = OpSite(
+            path=f"{s.path.partition('[')[0]}[cache]", op="kv_update", x_dtype=s.q_dtype, out_dtype=s.kv_dtype,
+            host=s.host, dims=s.head_dim, device=s.device, model_type=s.model_type,
+        )  # fmt: skip
+        found[s.q_dtype, s.kv_dtype, s.head_dim] = Found(site, None, f.callers)
+    return list(found.values())
+
+
 def find_drafts(model: Any, x_dtype: str = "") -> list[Found]:
     """Verification of a chain of drafts, greedy and sampled, as mlx-lm's speculative decoding does it."""
     config = getattr(model, "args", None) or getattr(model, "config", None)
@@ -136,6 +152,23 @@ def find_functions(model: Any, x_dtype: str = "") -> list[Found]:
         )  # fmt: skip
         found.append(Found(site, None, callers))
     return found
+
+
+def find_logits(model: Any, x_dtype: str = "") -> list[Found]:
+    """The reduction over the vocabulary in the host's generation loops."""
+    from .integrations import logits
+
+    host = host_of(model)
+    config = getattr(model, "args", None) or getattr(model, "config", None)
+    vocab = getattr(config, "vocab_size", 0)
+    if not logits.available(host) or not isinstance(vocab, int) or vocab <= 0:
+        return []
+    dtype = x_dtype or activations_dtype(model) or "float32"
+    site = OpSite(
+        path="logsumexp()", op="logits", variant="logsumexp", dims=vocab, x_dtype=dtype, out_dtype=dtype, host=host,
+        device=default_device(), model_type=model_type_of(model),
+    )  # fmt: skip
+    return [Found(site, None)]
 
 
 def _calls(cls: type, names: dict[str, str]) -> bool:

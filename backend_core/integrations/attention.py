@@ -56,7 +56,7 @@ def install(slot: AttentionSlot, owner: int) -> None:
     _table[key] = slot.small, slot.large
     _hook(s.host)
     if s.kv_dtype != s.q_dtype and slot.small and slot.large:
-        cache.install(s, owner)
+        cache.install_dtype(s, owner)
 
 
 def uninstall(owner: int) -> int:
@@ -64,7 +64,6 @@ def uninstall(owner: int) -> int:
     mine = [key for key in _table if key[0] == owner]
     for key in mine:
         del _table[key]
-    cache.uninstall(owner)
     for host in {"mlx_lm", "mlx_vlm"} - {key[1] for key in _table}:
         _unhook(host)
     return len(mine)

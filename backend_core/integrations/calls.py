@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import attention, functions, scope
+from ..probes_cache import UpdateSlot
+from . import attention, cache, functions, logits, scope
 
 
-def install(slot: attention.AttentionSlot | functions.FunctionSlot, callers: tuple[Any, ...], owner: int) -> None:
+def install(slot: Any, callers: tuple[Any, ...], owner: int) -> None:
     """Put a slot into effect for the calls that `callers` make, modules of the model with id `owner`."""
     if isinstance(slot, attention.AttentionSlot):
         attention.install(slot, owner)
+    elif isinstance(slot, UpdateSlot):
+        cache.install_update(slot, owner)
+    elif isinstance(slot, logits.LogitsSlot):
+        logits.install(slot, owner)
     else:
         functions.install(slot, owner)
     for module in callers:
@@ -19,4 +24,5 @@ def install(slot: attention.AttentionSlot | functions.FunctionSlot, callers: tup
 
 def uninstall(owner: int) -> int:
     """Remove everything that was installed for a model. Returns how many sites that were."""
-    return attention.uninstall(owner) + functions.uninstall(owner)
+    installed = (attention, cache, functions, logits)
+    return sum(part.uninstall(owner) for part in installed)

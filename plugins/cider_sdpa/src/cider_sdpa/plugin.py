@@ -1,6 +1,6 @@
-"""Hooks: one offer for every attention call on the CPU with keys and values in a float dtype.
+"""Hooks: one offer for every attention call on the CPU with keys and values in a float dtype, one for the KV cache.
 
-The offer is ``cpu``: any number of rows, float32, float16 and bfloat16 in any combination, all masks that stock takes,
+The offer for attention is ``cpu``: any number of rows, float32, float16 and bfloat16 in any combination, all masks that stock takes,
 sinks, exactness ``rounding``, row-invariant. Keys and values are read where they lie, whatever their strides.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from backend_core.kernels_registry import Registry
     from backend_core.offers import Offer
-    from backend_core.sites import AttentionSite
+    from backend_core.sites import AttentionSite, OpSite
 
 FLOATS = ("float32", "float16", "bfloat16")
 
@@ -37,6 +37,25 @@ def library() -> Any:
 @hookimpl
 def register_kernels(registry: Registry) -> None:
     registry.cpu(name="attention", library=library(), symbol=SYMBOL, exactness="rounding")
+    registry.cpu(name="cache_write", library=library(), symbol="cider_cache_write", exactness="bitwise")
+
+
+@hookimpl
+def select_op(site: OpSite) -> Offer | None:
+    if site.device != "cpu" or site.op != "kv_update" or site.x_dtype not in FLOATS or site.out_dtype not in FLOATS:
+        return None
+    from backend_core.offers import Offer
+
+    from . import cache
+
+    return Offer(
+        name="cache",
+        build=cache.build,
+        exactness="bitwise",
+        row_invariant=True,
+        preference=10,
+        note="keys and values are converted and written in one operation",
+    )
 
 
 @hookimpl

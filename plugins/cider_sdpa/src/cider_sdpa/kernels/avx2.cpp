@@ -2,7 +2,8 @@
 #include "isa_avx2.h"
 #include "large_body.h"
 #include "small_body.h"
+#include "write_body.h"
 
 namespace cider {
-const Bodies kAvx2Bodies = {small_rows<Avx2>, large_rows<Avx2>};
+const Bodies kAvx2Bodies = {small_rows<Avx2>, large_rows<Avx2>, write_rows<Avx2>};
 }

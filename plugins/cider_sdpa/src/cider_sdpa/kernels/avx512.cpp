@@ -2,7 +2,8 @@
 #include "isa_avx512.h"
 #include "large_body.h"
 #include "small_body.h"
+#include "write_body.h"
 
 namespace cider {
-const Bodies kAvx512Bodies = {small_rows<Avx512>, large_rows<Avx512>};
+const Bodies kAvx512Bodies = {small_rows<Avx512>, large_rows<Avx512>, write_rows<Avx512>};
 }

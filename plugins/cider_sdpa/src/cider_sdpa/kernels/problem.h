@@ -39,10 +39,20 @@ struct Problem {
 /* The most rows of the family whose rows do not depend on each other; more rows go to the blocked kernel. */
 constexpr int64_t kSmallRows = 16;
 
+/* Rows that replace rows of a cache (cache_write.cpp), validated. */
+struct CacheRows {
+  const accel_call* call;
+  Tensor from; /* (batch, heads, count, width) */
+  void* to;    /* (batch, heads, capacity, width) row-contiguous */
+  int32_t dtype;
+  int64_t batch, heads, capacity, width, count, offset;
+};
+
 /* Bodies for one instruction set. */
 struct Bodies {
   void (*small)(const Problem&); /* 1..kSmallRows rows */
   void (*large)(const Problem&); /* any number of rows */
+  void (*write)(const CacheRows&);
 };
 
 /* ACCEL_BUILD_* say which files the build could compile (mlx_accel_add_kernels). */
