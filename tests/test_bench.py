@@ -172,7 +172,7 @@ def test_linear_writes_every_file(tmp_path, installed_plugins) -> None:
 
 def test_attention_and_ops_run(tmp_path, installed_plugins) -> None:
     out = tmp_path / "out.json"
-    result = call("attention", "--heads", "4/2x32", "--depth", "40", "--length", "1,3,20", "--repeats", 2, "--only", "L=",
+    result = call("attention", "--heads", "4/2x32", "--depth", "40", "--length", "1,3,20", "--only", "L=", *TINY,
                   "--json", out)  # fmt: skip
     assert result.exit_code == 0, result.output
     data = json.loads(out.read_text())
@@ -214,7 +214,7 @@ def test_preset_has_the_real_shapes() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("linear", "--shape", "256"), None),
+        (("linear", "--shape", "256", "--weights-mb", "1", "-m", "1"), None),
         (("linear", "--shape", "64x"), "is not a shape"),
         (("linear", "--shape", "0x64"), "is not a shape"),
         (("linear", "--bits", "7"), "7-bit weights"),

@@ -150,6 +150,7 @@ class _Model:
         row = Row(f"{self.source.name} {task.name}", 1 if task.phase == "decode" else task.tokens,
                   facts={"phase": task.phase, "tokens": task.tokens, "depth": task.depth, "busy": task.busy,
                          "unit": "token"})  # fmt: skip
+        row.macs = self._macs(task)
         with _neighbour(task.busy):
             self._measure(task, row)
         return row
@@ -212,6 +213,18 @@ class _Model:
         head_dim = getattr(args, "head_dim", None) or args.hidden_size // args.num_attention_heads
         per_token = 2 * 2 * args.num_hidden_layers * args.num_key_value_heads * head_dim
         return weights + per_token * (task.depth + task.tokens // 2)
+
+    def _macs(self, task: Task) -> int:
+        """Multiply-adds of a token: all matrices, and attention to the tokens before it. A prompt's head runs once."""
+        from ..walk import find_linears
+
+        args = self.model.args
+        found = [f.site for f in find_linears(self.model)]
+        head = max(found, key=lambda s: s.n, default=None) if task.phase == "prompt" else None
+        matrices = sum(s.batch * s.n * s.k for s in found if s is not head)
+        head_dim = getattr(args, "head_dim", None) or args.hidden_size // args.num_attention_heads
+        seen = task.depth + task.tokens // 2
+        return int(matrices + 2 * args.num_hidden_layers * args.num_attention_heads * head_dim * seen)
 
     def _cache(self, depth: int) -> Any:
         """A cache with so many tokens in it; the last one is kept and trimmed."""

@@ -26,6 +26,7 @@ PEERS_BY_DTYPE = {"float16": ("f16",), "bfloat16": ("bf16",), "float32": ("f32",
 #: A sample lasts about this long, and has at least and at most so many calls.
 _SAMPLE_S, _MIN_CALLS, _MAX_CALLS = 0.02, 4, 64
 _STOCK_SAMPLES = 3
+_MAX_COPIES = 1024
 
 
 @dataclass(frozen=True)
@@ -104,8 +105,8 @@ class Options:
 
 
 def copies_for(weight_bytes: int, wanted: int) -> int:
-    """How many copies of a matrix make `wanted` bytes, within a quarter of the free memory."""
-    return max(2, -(-min(wanted, free_memory() // 4) // weight_bytes))
+    """How many copies of a matrix make `wanted` bytes, within a quarter of the free memory; at most 1024."""
+    return max(2, min(_MAX_COPIES, -(-min(wanted, free_memory() // 4) // weight_bytes)))
 
 
 def free_memory() -> int:

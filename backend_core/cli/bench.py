@@ -233,9 +233,12 @@ class _HeadsType(click.ParamType):
               show_default=True, help="dtype of the queries.")  # fmt: skip
 @click.option("--kv", type=click.Choice(["float32", "float16", "bfloat16"]), default="float16", show_default=True,
               help="dtype of the cache.")  # fmt: skip
+@click.option("--weights-mb", type=click.IntRange(1), default=512, show_default=True,
+              help="Keys and values of all copies together; more than caches hold.")  # fmt: skip
 def attention(peers: Path | None, threads: int | None, repeats: int | None, only: tuple[str, ...], stock: bool,
               options: tuple[str, ...], heads: tuple[tuple[int, int, int], ...], length: tuple[int, ...],
-              depth: tuple[int, ...], activations: str, kv: str, **files: Path | None) -> None:  # fmt: skip
+              depth: tuple[int, ...], activations: str, kv: str, weights_mb: int,
+              **files: Path | None) -> None:  # fmt: skip
     """Attention over a KV cache: ours, stock, ggml's flash attention and the machine's limits."""
     from ..bench import attention as bench_module
 
@@ -246,7 +249,8 @@ def attention(peers: Path | None, threads: int | None, repeats: int | None, only
         for m in length
         if _wanted(only, f"{(item := bench_module.Work(h, m, d)).name} L={m}")
     ]
-    measured = bench_module.AttentionOptions(repeats=repeats or 9, x_dtype=activations, kv_dtype=kv, stock=stock)
+    measured = bench_module.AttentionOptions(repeats=repeats or 9, weights_bytes=weights_mb << 20, x_dtype=activations,
+                                             kv_dtype=kv, stock=stock)  # fmt: skip
     with _tools(peers, threads) as (ggml, floors):
         _run("attention", work, bench_module.bench_attention, ggml, floors, measured, Policy.from_options(options),
              **files)  # fmt: skip
