@@ -161,11 +161,49 @@ class FunctionProbe(OpProbe):
         return y64, reference_ops.swiglu_bound(gate, y64, self.site.out_dtype)
 
 
+class LogitsProbe(OpProbe):
+    """``mx.logsumexp(x, axis=-1, keepdims=True)``: ``f(x)``; its site has no module."""
+
+    #: Columns of inputs with more than a few rows, which are rare and would cost memory.
+    MANY_ROWS_COLUMNS = 8192
+
+    def stock(self, module: Any, *args: Any) -> Any:
+        import mlx.core as mx
+
+        return mx.logsumexp(args[0], axis=-1, keepdims=True)
+
+    def args(self, rows: int) -> tuple[Any, ...]:
+        width = self.site.dims if rows <= 4 else min(self.site.dims, self.MANY_ROWS_COLUMNS)
+        x, _ = inputs(rows, width, self.site.x_dtype)
+        return (x,)
+
+    def cases(self, offer: Offer, index: int) -> list[tuple[int, tuple[Any, ...]]]:
+        return [(m, self.args(m)) for m in (1, 3, MOST_ROWS)]
+
+    def variant(self, module: Any, x_dtype: str) -> Any:
+        return None
+
+    def check(self, offer: Offer, module: Any, results: list[tuple[int, Any]]) -> None:
+        single = None
+        for rows, y in results:
+            (x,) = self.args(rows)
+            require_form(y, (rows, 1), self.site.out_dtype)
+            x64 = reference.as_numpy(x).astype(np.float64)
+            y64 = reference_ops.logsumexp(x64)
+            bound = reference_ops.logsumexp_bound(y64, x64.shape[-1], self.site.out_dtype)
+            y = reference.as_numpy(y)
+            compare(offer, y, y64, bound, self.site.out_dtype, f"rows {rows}")
+            if x.shape[-1] == self.site.dims:
+                require_same_rows(single, y, rows, offer)
+                single = y if rows == 1 else single
+
+
 OP_PROBES: dict[str, type[OpProbe]] = {
     "rms_norm": RMSNormProbe,
     "layer_norm": LayerNormProbe,
     "rope": RopeProbe,
     "activation": FunctionProbe,
+    "logits": LogitsProbe,
 }
 
 

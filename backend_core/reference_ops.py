@@ -88,6 +88,17 @@ def swiglu_bound(gate: np.ndarray, y64: np.ndarray, dtype: str) -> np.ndarray:
     return ulp(y64, dtype) + (8 + 2 * np.abs(gate)) * _EPS * np.abs(y64) + 2.0**-120
 
 
+def logsumexp(x: np.ndarray) -> np.ndarray:
+    """log(sum(exp(x))) along the last axis, which is kept."""
+    top = np.max(x, axis=-1, keepdims=True)
+    return np.asarray(top + np.log(np.sum(np.exp(x - top), axis=-1, keepdims=True)))
+
+
+def logsumexp_bound(y64: np.ndarray, n: int, dtype: str) -> np.ndarray:
+    """1 ulp + 2^-24 (16 + 2 log n + |y|): exponentials have relative errors, and the sum has positive terms only."""
+    return ulp(y64, dtype) + _EPS * (16 + 2 * np.log(n) + np.abs(y64))
+
+
 def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, mask: object, sinks: np.ndarray | None,
               dtype: str) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """(result, bound) of scaled dot-product attention.

@@ -133,7 +133,7 @@ def test_ten_comes_after_two():
 @given(st.lists(st.lists(st.one_of(st.integers(0, 30), st.sampled_from("abc")), min_size=1, max_size=3), max_size=8))
 def test_natural_order_is_total_and_numeric(parts):
     names = [".".join(map(str, p)) for p in parts]
-    ordered = sorted(names, key=walk._natural)
+    ordered = sorted(names, key=walk.natural)
     assert sorted(ordered) == sorted(names)
     numbers = [int(n) for n in ordered if n.isdigit()]
     assert numbers == sorted(numbers)
