@@ -24,7 +24,14 @@ def isas() -> dict[str, int]:
     from backend_core import native
 
     here = native.status().isa_names
-    known = {"portable": 0, "avx2": h.AVX2, "avx512": h.AVX2 | h.AVX512, "neon": h.NEON}
+    wide = h.AVX2 | h.AVX512
+    known = {
+        "portable": 0,
+        "avx2": h.AVX2,
+        "avx512": wide,
+        "avx512_vnni": wide | h.AVX512_VNNI,
+        "neon": h.NEON,
+    }
     return {name: mask for name, mask in known.items() if name == "portable" or name in here}
 
 
@@ -71,8 +78,20 @@ class Case:
         y = h.Typed(np.full((*x.raw.shape[:-1], n), 7, kind), self.out_dtype)
         inputs = [x, self.w, self.scales, self.biases, *([self.bias] if self.bias else [])]
         isa = best() if isa is None else isa
-        h.call(library(), plugin.SYMBOL, inputs, y, [self.bits, self.group], threads=threads, isa=isa)
+        params = [self.bits, self.group, *self.facts(isa)]
+        h.call(library(), plugin.SYMBOL, inputs, y, params, threads=threads, isa=isa)
         return y
+
+    def facts(self, isa: int) -> list[int | float]:
+        """What the plugin would say about the weights: [spread, symmetric, ratio]; nothing without VNNI."""
+        n = self.w.raw.shape[0]
+        if not isa & h.AVX512_VNNI or self.bits not in plugin.WHOLE or n == 0:
+            return []
+        rows = h.Typed(np.full((n, 3), 7, np.float32), "float32")
+        x = h.Typed(np.zeros((1, self.x.raw.shape[-1]), np.float32), "float32")
+        h.call(library(), plugin.FACTS, [x, self.w, self.scales, self.biases], rows, [self.bits, self.group], isa=isa)
+        symmetric = int(rows.raw[:, 1].min() == 1)
+        return [float(rows.raw[:, 0].max()), symmetric, float(rows.raw[0, 2]) if symmetric else 0.0]
 
     def weights(self) -> np.ndarray:
         return reference.dequantize64(self.w.raw, self.scales.values, self.biases.values, self.bits)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 DTYPES = {"uint32": 3, "float16": 9, "float32": 10, "bfloat16": 12}
-AVX2, AVX512 = 1 << 0, 1 << 1
+AVX2, AVX512, AVX512_VNNI = 1 << 0, 1 << 1, 1 << 3
 NEON = 1 << 16
 
 
@@ -95,7 +95,7 @@ def call(
     symbol: str,
     inputs: list[Typed],
     output: Typed,
-    params: list[int],
+    params: list[int | float],
     *,
     threads: int = 1,
     isa: int = 0,
@@ -144,7 +144,7 @@ def call(
     out = _describe(output, keep)
     in_pointers = (c.POINTER(_Array) * len(ins))(*(c.pointer(a) for a in ins))
     out_pointers = (c.POINTER(_Array) * 1)(c.pointer(out))
-    values = (_Param * max(len(params), 1))(*(_Param(i=p) for p in params))
+    values = (_Param * max(len(params), 1))(*(_Param(f=p) if isinstance(p, float) else _Param(i=p) for p in params))
     record = _Call(
         c.sizeof(_Call), 1, c.pointer(host), in_pointers, out_pointers, len(ins), 1, values, len(params),
         threads, isa,

@@ -256,4 +256,4 @@ def test_what_does_not_fit_is_refused(change, message):
     for name, value in change.items():
         setattr(case, name, value)
     with pytest.raises(ValueError, match=f"bonsai_affine_matmul: .*{message}"):
-        case.run()
+        case.run(isa=0)

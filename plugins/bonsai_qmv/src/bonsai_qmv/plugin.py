@@ -27,6 +27,9 @@ FLOATS = ("float32", "float16", "bfloat16")
 KINDS = ("linear", "embedding")
 
 SYMBOL = "bonsai_affine_matmul"
+FACTS = "bonsai_affine_facts"
+#: Widths that the fixed-point kernels know.
+WHOLE = (1, 2, 4, 8)
 
 
 def library() -> Any:
@@ -89,8 +92,43 @@ def build(
         arrays,
         output_shape=like(0, last=n),
         output_dtype=result_type(0, *range(2, 1 + len(arrays))),
+        params=[bits, group_size, *facts(weight, scales, biases, bits, group_size)],
+    )
+
+
+def facts(weight: mx.array, scales: mx.array, biases: mx.array, bits: int, group_size: int) -> list[float | int]:
+    """What the kernel may take for granted about these weights: [spread, symmetric, ratio], or nothing.
+
+    spread
+        How much more rounding errors of x count than the size of the weights says (about 1.2; see
+        ``kernels/facts_body.h``). Decides which rows of x may be taken as fixed point.
+    symmetric, ratio
+        1 if ``biases == -ratio * scales`` bit for bit; then biases are not read.
+
+    The weights are read once. Empty on processors without AVX-512 VNNI and for 3, 5 and 6 bits, where nobody asks.
+    """
+    import mlx.core as mx
+
+    from backend_core import native
+
+    if bits not in WHOLE or "avx512_vnni" not in native.status().isa_names:
+        return []
+    (rows,) = _facts()(
+        inputs=[mx.zeros((1, scales.shape[-1] * group_size)), weight, scales, biases],
+        output_shapes=[(weight.shape[0], 3)],
+        output_dtypes=[mx.float32],
         params=[bits, group_size],
     )
+    spread, _, ratio = mx.max(rows, axis=0).tolist()
+    symmetric = mx.min(rows[:, 1]).item() == 1
+    return [float(spread), int(symmetric), float(ratio) if symmetric else 0.0]
+
+
+@functools.cache
+def _facts() -> Any:
+    from backend_core.cpu_kernel import cpu_kernel
+
+    return cpu_kernel(library(), FACTS, name="bonsai_qmv/facts", ensure_row_contiguous=False)
 
 
 @functools.cache

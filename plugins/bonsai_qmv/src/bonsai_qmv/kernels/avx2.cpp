@@ -4,5 +4,5 @@
 #include "qmv_body.h"
 
 namespace bonsai {
-const Bodies kAvx2Bodies = {small_rows<Avx2>, large_rows<Avx2>};
+const Bodies kAvx2Bodies = {small_rows<Avx2>, large_rows<Avx2>, NULL};
 }

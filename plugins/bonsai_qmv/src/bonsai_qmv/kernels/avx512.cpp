@@ -4,5 +4,5 @@
 #include "qmv_body.h"
 
 namespace bonsai {
-const Bodies kAvx512Bodies = {small_rows<Avx512>, large_rows<Avx512>};
+const Bodies kAvx512Bodies = {small_rows<Avx512>, large_rows<Avx512>, NULL};
 }

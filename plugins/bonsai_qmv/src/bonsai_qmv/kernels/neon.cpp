@@ -5,6 +5,6 @@
 #include "qmv_body.h"
 
 namespace bonsai {
-const Bodies kNeonBodies = {small_rows<Neon>, large_rows<Neon>};
+const Bodies kNeonBodies = {small_rows<Neon>, large_rows<Neon>, NULL};
 }
 #endif

@@ -4,5 +4,5 @@
 #include "qmv_body.h"
 
 namespace bonsai {
-const Bodies kPortableBodies = {small_rows<Portable>, large_rows<Portable>};
+const Bodies kPortableBodies = {small_rows<Portable>, large_rows<Portable>, NULL};
 }

@@ -17,6 +17,7 @@ namespace bonsai {
 struct Problem {
   const accel_call* call;
   int64_t rows, n, k;
+  int64_t row0; /* the first of `rows` rows of x and y */
   int32_t bits, group; /* group: weights per scale; k % group == 0 */
   const accel_array* x;
   const uint8_t* w; /* row r starts at w + r * w_stride bytes and has k * bits / 8 bytes */
@@ -28,6 +29,10 @@ struct Problem {
   const accel_array* bias; /* (n,) or NULL */
   void* y;                 /* (rows, n) row-contiguous */
   int32_t y_dtype;
+  /* What bonsai_affine_facts said of the weights; without it spread is infinite and symmetric false. */
+  float spread;
+  bool symmetric; /* bias = -ratio * scale holds everywhere, exactly */
+  float ratio;
 };
 
 /* The most rows of the family whose rows do not depend on each other; more rows go to the blocked product. */
@@ -37,6 +42,7 @@ constexpr int64_t kSmallRows = 16;
 struct Bodies {
   void (*small)(const Problem&); /* 1..kSmallRows rows */
   void (*large)(const Problem&); /* any number of rows */
+  void (*facts)(const Problem&); /* y is (n, 3), see facts_body.h; NULL: nothing is made of them */
 };
 
 /* ACCEL_BUILD_* say which files the build could compile (mlx_accel_add_kernels). */
@@ -46,6 +52,9 @@ extern const Bodies kAvx2Bodies;
 #endif
 #if defined(ACCEL_BUILD_AVX512)
 extern const Bodies kAvx512Bodies;
+#endif
+#if defined(ACCEL_BUILD_AVX512_VNNI)
+extern const Bodies kVnniBodies;
 #endif
 #if defined(__aarch64__)
 extern const Bodies kNeonBodies;

@@ -42,7 +42,7 @@ void prepare_x(const Problem& p, int64_t depth, float* out) {
   for (int64_t k0 = 0; k0 < p.k; k0 += depth) {
     const int64_t n = min64(depth, p.k - k0);
     for (int64_t m = 0; m < p.rows; ++m, out += n) {
-      load_floats<I>(p.x->data, x_row_offset(p.x, m) + k0 * stride, stride, p.x->dtype, out, n);
+      load_floats<I>(p.x->data, x_row_offset(p.x, p.row0 + m) + k0 * stride, stride, p.x->dtype, out, n);
       if (I::permutes(p.bits)) {
         for (int64_t j = 0; j < n; j += 32) I::permute_chunk(out + j);
       }
@@ -199,7 +199,7 @@ struct SmallJob {
       }
     }
     for (int m = 0; m < height; ++m) {
-      const int64_t at = (m0 + m) * p->n + n;
+      const int64_t at = (p->row0 + m0 + m) * p->n + n;
       if (p->y_dtype == ACCEL_FLOAT32) {
         for (int64_t r = 0; r < nr; ++r) ((float*)p->y)[at + r] = sums[r * height + m];
       } else {

@@ -7,11 +7,18 @@
  *            4  bias    (n,)  optional, float32, float16 or bfloat16
  * Output     0  y       (..., n)  float32, float16 or bfloat16
  * Parameters 0  bits (1, 2, 3, 4, 5, 6, 8), 1  group (32, 64, 128)
+ *            optional, from bonsai_affine_facts over the whole layer: 2  the largest spread (float), 3  1 if every row
+ *            is symmetric, 4  ratio (float). Without them rows of x are never taken as fixed point.
  * Rows       any number, 0 included
  * Exactness  rounding; rows of calls with 1..16 rows are bit-equal to the row alone (qmv_body.h), more rows go to
  *            qmm_body.h
+ *
+ * bonsai_affine_facts: float32 (n, 3) from inputs x (of one row, whose numbers are not looked at), W, scales, biases and
+ * parameters 0 and 1; see facts_body.h.
+ *
  * Reads nothing outside the elements of its inputs, writes every element of y.
  */
+#include <math.h>
 #include <stdio.h>
 
 #include "problem.h"
@@ -24,6 +31,9 @@ bool is_float(int32_t dtype) {
 }
 
 const Bodies& bodies_for(const accel_call* call) {
+#if defined(ACCEL_BUILD_AVX512_VNNI)
+  if (accel_has(call, ACCEL_ISA_AVX512 | ACCEL_ISA_AVX512_VNNI)) return kVnniBodies;
+#endif
 #if defined(ACCEL_BUILD_AVX512)
   if (accel_has(call, ACCEL_ISA_AVX512)) return kAvx512Bodies;
 #endif
@@ -38,7 +48,7 @@ const Bodies& bodies_for(const accel_call* call) {
 }
 
 /* The problem, or a message about what is wrong with it. */
-const char* describe(const accel_call* call, Problem& p) {
+const char* describe(const accel_call* call, Problem& p, bool facts = false) {
   if (call->n_inputs < 4 || call->n_inputs > 5 || call->n_outputs != 1 || call->n_params < 2) {
     return "expects inputs x, W, scales, biases[, bias], one output and parameters bits, group_size";
   }
@@ -63,7 +73,11 @@ const char* describe(const accel_call* call, Problem& p) {
     return "x, scales, biases and y must be float32, float16 or bfloat16";
   }
   p.rows = x->size / p.k;
-  if (y->shape[y->ndim - 1] != p.n || y->size != p.rows * p.n) {
+  if (facts) {
+    if (y->ndim != 2 || y->shape[0] != p.n || y->shape[1] != 3 || y->dtype != ACCEL_FLOAT32) {
+      return "y must be float32 (n, 3)";
+    }
+  } else if (y->shape[y->ndim - 1] != p.n || y->size != p.rows * p.n) {
     return "y must have the shape of x, its last dimension replaced by n";
   }
   p.bias = call->n_inputs > 4 ? call->inputs[4] : NULL;
@@ -83,6 +97,11 @@ const char* describe(const accel_call* call, Problem& p) {
   p.b_dtype = b->dtype;
   p.y = y->data;
   p.y_dtype = y->dtype;
+  p.row0 = 0;
+  const bool known = call->n_params >= 5;
+  p.spread = known ? (float)call->params[2].f : INFINITY;
+  p.symmetric = known && call->params[3].i != 0;
+  p.ratio = p.symmetric ? (float)call->params[4].f : 0;
   return NULL;
 }
 
@@ -118,4 +137,25 @@ ACCEL_KERNEL void bonsai_affine_matmul(const accel_call* call) {
   if (!bonsai::gather_words(p, call->inputs[1])) return;
   const bonsai::Bodies& bodies = bonsai::bodies_for(call);
   (p.rows <= bonsai::kSmallRows ? bodies.small : bodies.large)(p);
+}
+
+ACCEL_KERNEL void bonsai_affine_facts(const accel_call* call) {
+  bonsai::Problem p;
+  if (const char* wrong = bonsai::describe(call, p, true)) {
+    char message[256];
+    snprintf(message, sizeof message, "bonsai_affine_facts: %s", wrong);
+    accel_fail(call, message);
+    return;
+  }
+  if (!bonsai::gather_words(p, call->inputs[1])) return;
+  const bonsai::Bodies& bodies = bonsai::bodies_for(call);
+  if (bodies.facts && p.bits != 3 && p.bits != 5 && p.bits != 6) {
+    bodies.facts(p);
+    return;
+  }
+  for (int64_t i = 0; i < p.n; ++i) { /* no kernel asks */
+    float* out = (float*)p.y + 3 * i;
+    out[0] = INFINITY;
+    out[1] = out[2] = 0;
+  }
 }

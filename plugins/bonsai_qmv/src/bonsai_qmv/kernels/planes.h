@@ -1,0 +1,143 @@
+/* Activations as three planes of signed bytes: fixed point per row, for integer dot products with packed codes.
+ *
+ * Layout     A row of x becomes integers v with x ~ v * unit, |v| < 2^23, unit a power of two, and each v three digits
+ *            of base 256: v = (hi * 256 + mid) * 256 + lo, every digit in -128..127. A line is what 64 bytes of W meet:
+ *            512 / bits numbers, as 3 planes (hi, mid, lo) of 8 / bits steps of 64 bytes. Byte b of step i belongs to
+ *            the code at bits [8 b + i * bits, 8 b + (i + 1) * bits) of the 64 bytes, so that shifting a line of W
+ *            right by i * bits within words and masking its bytes gives the codes that step i multiplies. After the
+ *            planes a line has what the sums of its sixteen words begin with, -center * (sum of the v that a word
+ *            meets): one vector, none where the center is 0, two for 8 bits (of hi * 256 + mid, of lo). Lines lie
+ *            [line][row]; the last is filled up with zeros.
+ * Exactness  unit is that of the largest number of the row: |x - v * unit| <= 2^-23 * max|x|; float16 numbers are kept
+ *            exactly down to 2^-12 of the largest. What follows is exact integer arithmetic until one rounding a line.
+ * Fitness    A number far below the largest keeps few bits. Rounding errors are independent and grow with the square
+ *            root of k, the bound with k: make_planes says if the row stays inside the bound by `kSafety` standard
+ *            deviations, counting no number for more than a sixteenth of the largest and one such not at all, since
+ *            the largest numbers may meet weights that are zero. Rows with NaN, infinity or subnormal maximum do not
+ *            fit either. Rows that do not fit take the float32 kernel (qmv_body.h); the row alone decides.
+ * Source     Written for this library; numbers as several digits are the classic way to exact long multiplication.
+ */
+#ifndef BONSAI_QMV_PLANES_H
+#define BONSAI_QMV_PLANES_H
+
+#include <immintrin.h>
+
+#include "problem.h"
+
+namespace bonsai {
+namespace {
+
+/* The code that is subtracted from every code, so that sums are as small as weights are. */
+template <int BITS>
+constexpr int kCenter = BITS == 1 ? 0 : BITS == 2 ? 1 : 1 << (BITS - 1);
+
+template <int BITS>
+struct Line {
+  static constexpr int kWeights = 512 / BITS, kSteps = 8 / BITS;
+  static constexpr int kStarts = BITS == 1 ? 0 : BITS == 8 ? 2 : 1;
+  __m512i plane[3][kSteps];
+  __m512i start[kStarts ? kStarts : 1];
+};
+template <>
+struct Line<1> {
+  static constexpr int kWeights = 512, kSteps = 8, kStarts = 0;
+  __m512i plane[3][8];
+};
+
+/* Neither 2^-149 nor infinity may come up when the unit is divided by or multiplied with. */
+constexpr float kSmallestMax = 1e-25f, kLargestMax = 1e30f, kSafety = 5.0f;
+
+inline float power_of_two(int32_t e) { return float_of((uint32_t)(e + 127) << 23); }
+
+/* The unit of a row, 0 if it does not fit (see the head of the file), 1 if it is all zeros. */
+inline float unit_of(const float* x, int64_t k, float spread) {
+  const __m512 magnitude = _mm512_castsi512_ps(_mm512_set1_epi32(0x7fffffff));
+  __m512 m = _mm512_setzero_ps(), nan = m;
+  for (int64_t i = 0; i < k; i += 16) {
+    const __m512 f = _mm512_loadu_ps(x + i);
+    m = _mm512_max_ps(m, _mm512_and_ps(f, magnitude));
+    nan = _mm512_add_ps(nan, _mm512_sub_ps(f, f)); /* max forgets NaN; inf - inf is one too */
+  }
+  const float max = _mm512_reduce_max_ps(m), bad = _mm512_reduce_add_ps(nan);
+  if (bad != 0) return 0;
+  if (max == 0) return 1;
+  if (!(max >= kSmallestMax && max <= kLargestMax)) return 0;
+  const float cap = max * 0.0625f;
+  const __m512 caps = _mm512_set1_ps(cap);
+  __m512 rest = _mm512_setzero_ps();
+  for (int64_t i = 0; i < k; i += 16) {
+    rest = _mm512_add_ps(rest, _mm512_min_ps(caps, _mm512_and_ps(_mm512_loadu_ps(x + i), magnitude)));
+  }
+  /* A rounding error has standard deviation 0.29 * unit <= 0.58 * 2^-23 * max, all of them that times sqrt(k) times
+   * the root mean square of scale * (code - center), which is spread times the mean weight; the bound is
+   * 4 * sqrt(k) * 2^-24 * sum|x| times the mean weight. Written so that an infinite or unknown spread does not fit. */
+  if (!(max * (kSafety * 0.29f) * spread <= _mm512_reduce_add_ps(rest) - cap)) return 0;
+  /* A factor of 1 + 1/128 before the exponent is taken keeps the highest digit in -127..127. */
+  return power_of_two((int32_t)(bits_of(max * 1.0078125f) >> 23) - 127 - 22);
+}
+
+/* Lines of one row whose unit is known.
+ *   x       floats, zeros from k to the end of the last line
+ *   lines   the row's first; `rows` from line to line
+ *   totals  sums of v per group, as floats */
+template <int BITS>
+void make_planes(const float* x, int64_t k, int group, float unit, Line<BITS>* lines, int64_t rows, float* totals) {
+  using L = Line<BITS>;
+  const __m512 inverse = _mm512_set1_ps(1.0f / unit);
+  const __m512i ones = _mm512_set1_epi8(1);
+  __m512i sum = _mm512_setzero_si512();
+  for (int64_t k0 = 0; k0 < k; k0 += L::kWeights, lines += rows) {
+    alignas(64) int8_t digits[3][L::kWeights];
+    for (int j = 0; j < L::kWeights; j += 16) {
+      const __m512i v = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + k0 + j), inverse));
+      const __m512i lo = _mm512_srai_epi32(_mm512_slli_epi32(v, 24), 24);
+      const __m512i rest = _mm512_srai_epi32(_mm512_sub_epi32(v, lo), 8);
+      const __m512i mid = _mm512_srai_epi32(_mm512_slli_epi32(rest, 24), 24);
+      const __m512i hi = _mm512_srai_epi32(_mm512_sub_epi32(rest, mid), 8);
+      _mm_store_si128((__m128i*)(digits[0] + j), _mm512_cvtepi32_epi8(hi));
+      _mm_store_si128((__m128i*)(digits[1] + j), _mm512_cvtepi32_epi8(mid));
+      _mm_store_si128((__m128i*)(digits[2] + j), _mm512_cvtepi32_epi8(lo));
+      sum = _mm512_add_epi32(sum, v);
+      if ((k0 + j + 16) % group == 0 && k0 + j < k) {
+        totals[(k0 + j) / group] = (float)_mm512_reduce_add_epi32(sum);
+        sum = _mm512_setzero_si512();
+      }
+    }
+    for (int p = 0; p < 3; ++p) {
+      for (int i = 0; i < L::kSteps; ++i) {
+        uint8_t* to = (uint8_t*)&lines->plane[p][i];
+        for (int j = 0; j < L::kWeights; j += 64) {
+          const __m512i d = _mm512_load_si512(digits[p] + j);
+          if constexpr (BITS == 8) {
+            _mm512_store_si512(to, d);
+          } else if constexpr (BITS == 4) {
+            _mm256_store_si256((__m256i*)(to + j / 2), _mm512_cvtepi16_epi8(_mm512_srli_epi16(d, (unsigned)(8 * i))));
+          } else if constexpr (BITS == 2) {
+            _mm_store_si128((__m128i*)(to + j / 4), _mm512_cvtepi32_epi8(_mm512_srli_epi32(d, (unsigned)(8 * i))));
+          } else {
+            _mm_storel_epi64((__m128i*)(to + j / 8), _mm512_cvtepi64_epi8(_mm512_srli_epi64(d, (unsigned)(8 * i))));
+          }
+        }
+      }
+    }
+    if constexpr (BITS != 1) {
+      __m512i part[3];
+      for (int p = 0; p < 3; ++p) {
+        part[p] = _mm512_setzero_si512();
+        for (int i = 0; i < L::kSteps; ++i) part[p] = _mm512_dpbusd_epi32(part[p], ones, lines->plane[p][i]);
+      }
+      const __m512i center = _mm512_set1_epi32(-kCenter<BITS>);
+      const __m512i high = _mm512_add_epi32(_mm512_slli_epi32(part[0], 8), part[1]);
+      if constexpr (BITS == 8) {
+        lines->start[0] = _mm512_mullo_epi32(high, center);
+        lines->start[1] = _mm512_mullo_epi32(part[2], center);
+      } else {
+        lines->start[0] = _mm512_mullo_epi32(_mm512_add_epi32(_mm512_slli_epi32(high, 8), part[2]), center);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace bonsai
+#endif

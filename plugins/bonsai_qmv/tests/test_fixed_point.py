@@ -1,0 +1,142 @@
+"""The fixed-point kernels: what is known of the weights, and which rows of x are taken as integers."""
+
+from __future__ import annotations
+
+import bonsai_cases as cases
+import bonsai_harness as h
+import numpy as np
+import pytest
+from bonsai_cases import Case
+from bonsai_qmv import plugin
+from bonsai_qmv import reference as ref
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+VNNI = cases.isas().get("avx512_vnni")
+pytestmark = pytest.mark.skipif(VNNI is None, reason="this processor has no AVX-512 VNNI")
+
+CENTER = {1: 0, 2: 1, 4: 8, 8: 128}
+
+
+def symmetric_case(bits, group, rows, n, k, ratio, dtype="float16", seed=0):
+    case = Case.random(seed, bits, group, rows, n, k, ("float32", dtype, dtype))
+    case.biases = h.Typed.of(-case.scales.values * ratio, dtype)
+    return case
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("bits", plugin.WHOLE)
+def test_spread(bits, group):
+    case = Case.random(bits, bits, group, 1, 5, 384, ("float32", "float16", "float16"))
+    codes = ref.unpack(case.w.raw, bits)[:, :384].astype(float)
+    scaled = np.repeat(case.scales.values, group, 1) * (codes - CENTER[bits])
+    want = np.sqrt((scaled**2).mean(1)) / np.abs(case.weights()).mean(1)
+    spread, symmetric, ratio = case.facts(VNNI)
+    assert spread == pytest.approx(want.max(), rel=1e-5)
+    assert (symmetric, ratio) == (0, 0.0)
+
+
+@pytest.mark.parametrize("bits,ratio", [(1, 0.5), (1, 1.0), (2, 1.0), (2, 2.0), (4, 8.0), (8, 128.0)])
+def test_symmetric_weights_do_not_need_their_biases(bits, ratio):
+    case = symmetric_case(bits, 64, 3, 11, 448, ratio)
+    assert case.facts(VNNI)[1:] == [1, ratio]
+    y = case.run(isa=VNNI)
+    case.check(y)
+    params = [bits, 64, *case.facts(VNNI)]
+    wrong = h.Typed.of(np.full_like(case.biases.values, np.nan), "float16")
+    blind = h.Typed(np.full(y.raw.shape, 7, y.raw.dtype), y.dtype)
+    h.call(cases.library(), plugin.SYMBOL, [case.x, case.w, case.scales, wrong], blind, params, isa=VNNI)
+    assert np.array_equal(blind.raw, y.raw)
+
+
+def test_one_bias_off_by_a_bit_is_not_symmetric():
+    case = symmetric_case(2, 128, 1, 9, 512, 1.0)
+    assert case.facts(VNNI)[1] == 1
+    raw = case.biases.raw.copy()
+    raw.view(np.uint16)[8, 3] ^= 1
+    case.biases = h.Typed(raw, "float16")
+    assert case.facts(VNNI)[1:] == [0, 0.0]
+
+
+def test_first_scales_of_zero_do_not_hide_the_ratio():
+    case = symmetric_case(4, 64, 1, 4, 256, 8.0)
+    scales = case.scales.values.copy()
+    scales[0, :] = 0
+    case.scales = h.Typed.of(scales, "float16")
+    case.biases = h.Typed.of(-scales * 8.0, "float16")
+    assert case.facts(VNNI)[1:] == [1, 8.0]
+    case.check(case.run(isa=VNNI))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_weights_that_are_not_finite_are_left_to_float32(bad):
+    case = Case.random(1, 4, 64, 2, 8, 128)
+    case.scales.raw[3, 1] = bad
+    assert case.facts(VNNI)[0] == np.inf
+    y = case.run(isa=VNNI).raw
+    assert not np.isfinite(y[:, 3]).any() and np.isfinite(np.delete(y, 3, 1)).all()
+
+
+@pytest.mark.parametrize("bits", plugin.WHOLE)
+def test_outliers(bits):
+    """Rows whose largest number dwarfs the others, most of all where it meets a weight of zero."""
+    for size in (1e1, 1e3, 1e5, 1e7, 1e20):
+        for k in (128, 4096):
+            case = symmetric_case(bits, 128, 4, 16, k, float(CENTER[bits] or 0.5), "float32")
+            codes = ref.unpack(case.w.raw, bits)[:, :k].copy()
+            codes[:, 5] = CENTER[bits]
+            case.w = h.Typed(ref.pack(codes, bits), "uint32")
+            x = case.x.raw.copy()
+            x[1, 5] = size
+            x[2, 5::128] = size
+            x[3] *= np.exp(np.random.default_rng(k).normal(0, np.log10(size), k))
+            case.x = h.Typed.of(x, "float32")
+            case.check(case.run(isa=VNNI))
+
+
+def test_rows_of_one_number_and_none():
+    case = Case.random(3, 2, 64, 4, 8, 256)
+    x = np.zeros((4, 256), np.float32)
+    x[1, 77], x[2, 200], x[3] = 3e-40, -1.5, 1e-30
+    case.x = h.Typed.of(x, "float32")
+    y = case.run(isa=VNNI)
+    case.check(y)
+    assert not y.raw[0].any()
+
+
+def test_digits_at_their_limits():
+    """Numbers right below and at powers of two, where the highest digit is largest."""
+    for value in (1.0, np.nextafter(np.float32(1), np.float32(0)), 1.9921875, 1.984375, 127 / 64, np.float32(0.99609)):
+        for bits in plugin.WHOLE:
+            case = Case.random(bits, bits, 32, 2, 8, 544)
+            sign = np.where(np.random.default_rng(bits).random((2, 544)) < 0.5, -1, 1)
+            case.x = h.Typed.of(sign * value, "float32")
+            case.check(case.run(isa=VNNI))
+
+
+@pytest.mark.parametrize("rows", [2, 5, 16])
+def test_rows_that_do_not_fit_among_rows_that_do(rows):
+    """Each row is what it is alone, whichever kernel takes it."""
+    case = Case.random(rows, 4, 64, rows, 13, 704, ("float32", "float16", "float16"), bias=True)
+    x = case.x.raw.copy()
+    x[::2, 9] = 1e9
+    x[1] = 0
+    case.x = h.Typed.of(x, "float32")
+    together = case.run(isa=VNNI, threads=2).raw
+    case.check(h.Typed(together, case.out_dtype))
+    for m in range(rows):
+        alone = case.run(isa=VNNI, x=case.x.view(lambda a, m=m: a[m : m + 1])).raw
+        assert np.array_equal(alone[0], together[m])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(plugin.WHOLE), st.sampled_from([32, 64, 128]), st.integers(1, 9), st.integers(1, 40),
+    st.integers(1, 17), st.floats(-8, 8), st.floats(0, 3), st.integers(0, 2**32 - 1),
+)  # fmt: skip
+def test_any_layer(bits, group, groups, n, rows, center, tail, seed):
+    """Any bias and any tail of x stay inside the bound; `tail` 0 is normal, 3 has factors of thousands."""
+    case = Case.random(seed, bits, group, rows, n, groups * group, ("float32", "float16", "float16"), center=center)
+    x = case.x.raw * np.exp(np.random.default_rng(seed).normal(0, tail, case.x.raw.shape))
+    case.x = h.Typed.of(x, "float32")
+    case.check(case.run(isa=VNNI))
