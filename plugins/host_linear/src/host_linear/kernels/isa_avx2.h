@@ -26,6 +26,8 @@ struct Avx2 {
   }
   static V fma(V a, V b, V c) { return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)}; }
 
+  static V hold(const V& v) { return v; }
+
   /* out[i] = sum of the 16 lanes of i, for 8 values of i, each by the same tree of halvings. */
   static void sum8(const float (*lanes)[16], float* out) {
     for (int i = 0; i < 8; ++i) {

@@ -31,6 +31,8 @@ struct Portable {
     return v;
   }
 
+  static V hold(const V& v) { return v; }
+
   /* out[i] = sum of the 16 lanes of i, for 8 values of i, each by the same tree of halvings. */
   static void sum8(const float (*lanes)[16], float* out) {
     for (int i = 0; i < 8; ++i) {

@@ -28,18 +28,22 @@ namespace {
 constexpr int kUnit = 8;
 /* Outputs whose accumulators are kept while the blocks of k pass. */
 constexpr int kPassRows = 32;
+/* Floats of a tile's block of x: half of a first-level cache, since weights and accumulators pass through too. */
+constexpr int64_t kBlockFloats = 6144;
 /* The most rows of x that share one reading of W; more are done in turns. */
 constexpr int kMostRows = 32;
+/* The most weights along k per block. */
+constexpr int64_t kMostDepth = 4096;
 
 /* Continues the sums of MT rows of x times R rows of W over weights k0 ... k0 + depth.
- *   x      first of the MT rows, `padded` floats each, one after the other
+ *   x      [chunk][MT rows][32 weights]
  *   n0     first row of W; nr of the R exist
  *   lanes  R * MT accumulators, [r][m][16]; read unless k0 == 0, written */
 template <class I, Format F, int MT, int R>
 void tile(const Problem& p, const float* x, int64_t n0, int64_t nr, int64_t k0, int64_t depth, float (*lanes)[16]) {
   using V = typename I::V;
   constexpr int64_t kBytes = chunk_bytes(F), kScales = chunk_scales(F);
-  const int64_t padded = round_up(depth, kChunk), chunks = depth / kChunk, ahead = R * p.w_stride;
+  const int64_t chunks = depth / kChunk, ahead = kPassRows * p.w_stride;
   const uint8_t *w[R], *s[R];
   V acc[R][MT];
 #pragma GCC unroll 8
@@ -56,7 +60,7 @@ void tile(const Problem& p, const float* x, int64_t n0, int64_t nr, int64_t k0, 
     for (int r = 0; r < R; ++r) v[r] = I::template weights<F, 0>(wc[r], sc[r]);
 #pragma GCC unroll 16
     for (int m = 0; m < MT; ++m) {
-      const V xv = I::load(x + m * padded);
+      const V xv = I::hold(I::load(x + m * kChunk));
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) acc[r][m] = I::fma(v[r], xv, acc[r][m]);
     }
@@ -64,18 +68,19 @@ void tile(const Problem& p, const float* x, int64_t n0, int64_t nr, int64_t k0, 
     for (int r = 0; r < R; ++r) v[r] = I::template weights<F, 1>(wc[r], sc[r]);
 #pragma GCC unroll 16
     for (int m = 0; m < MT; ++m) {
-      const V xv = I::load(x + m * padded + 16);
+      const V xv = I::hold(I::load(x + m * kChunk + 16));
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) acc[r][m] = I::fma(v[r], xv, acc[r][m]);
     }
-    x += kChunk;
+    x += MT * kChunk;
   };
   for (int64_t c = 0; c < chunks; ++c) {
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      /* The processor's own prefetcher stops at the end of each short row: ask for the next tile's. */
-      __builtin_prefetch(w[r] + ahead);
-      if constexpr (kBytes > 64) __builtin_prefetch(w[r] + ahead + 64);
+      /* The processor's own prefetcher loses its way in short pieces of rows: ask for those of the next pass, into
+       * the second-level cache. Nearer and into the first level is slower: there the requests are too many. */
+      __builtin_prefetch(w[r] + ahead, 0, 2);
+      if constexpr (kBytes > 64) __builtin_prefetch(w[r] + ahead + 64, 0, 2);
     }
     add_chunk(w, s);
 #pragma GCC unroll 8
@@ -107,8 +112,8 @@ template <class I, Format F>
 struct SmallJob {
   using Tile = void (*)(const Problem&, const float*, int64_t, int64_t, int64_t, int64_t, float (*)[16]);
   const Problem* p;
-  float* x;       /* [block of depth weights][row][weight], as floats, rows first ... first + rows of the problem */
-  int64_t first, rows;
+  float* x;       /* [block of depth weights][tile][chunk][row of the tile][weight], as floats */
+  int64_t first, rows; /* of the problem, at work */
   int64_t depth;  /* weights along k per block */
   int tiles;      /* over rows of x; the first `longer` take mt rows, the others one less */
   int mt, longer;
@@ -116,10 +121,20 @@ struct SmallJob {
   int step;       /* output rows per tile */
 
   void prepare_x() {
-    const int64_t count = min64(rows, kMostRows);
+    alignas(64) float line[kMostDepth];
+    float* to = x;
     for (int64_t k0 = 0; k0 < p->k; k0 += depth) {
-      const int64_t n = min64(depth, p->k - k0);
-      for (int64_t m = 0; m < count; ++m) load_x<I, F>(*p, first + m, k0, n, x + k0 * count + m * round_up(n, kChunk));
+      const int64_t n = min64(depth, p->k - k0), padded = round_up(n, kChunk);
+      int64_t row = first;
+      for (int t = 0; t < tiles; ++t) {
+        const int height = t < longer ? mt : mt - 1;
+        for (int m = 0; m < height; ++m, ++row) {
+          load_x<I, F>(*p, row, k0, n, height == 1 ? to : line);
+          if (height == 1) continue;
+          for (int64_t k = 0; k < padded; k += kChunk) memcpy(to + k * height + m * kChunk, line + k, 4 * kChunk);
+        }
+        to += height * padded;
+      }
     }
   }
 
@@ -137,7 +152,7 @@ struct SmallJob {
 
   static void run(void* arg, int64_t begin, int64_t end) {
     const SmallJob& job = *(const SmallJob*)arg;
-    const int64_t stop = min64(end * kUnit, job.p->n), pass = job.depth < job.p->k ? kPassRows : job.step;
+    const int64_t stop = min64(end * kUnit, job.p->n), pass = job.depth < job.p->k || job.tiles > 1 ? kPassRows : job.step;
     for (int64_t n0 = begin * kUnit; n0 < stop; n0 += pass) job.pass(n0, min64(n0 + pass, stop));
   }
 
@@ -146,26 +161,22 @@ struct SmallJob {
     alignas(64) float lanes[(kPassRows + kUnit) * kMostRows][16];
     for (int64_t k0 = 0; k0 < p->k; k0 += depth) {
       const int64_t d = min64(depth, p->k - k0), padded = round_up(d, kChunk);
+      const float* from = x + k0 * rows;
       float(*to)[16] = lanes;
-      for (int64_t n = n0; n < n1; n += step) {
-        const float* from = x + k0 * rows;
-        for (int t = 0; t < tiles; ++t) {
-          const int height = t < longer ? mt : mt - 1;
+      for (int t = 0; t < tiles; ++t) {
+        const int height = t < longer ? mt : mt - 1;
+        for (int64_t n = n0; n < n1; n += step, to += height * step) {
           tile[t < longer ? 0 : 1](*p, from, n, min64(step, n1 - n), k0, d, to);
-          from += height * padded;
-          to += height * step;
         }
+        from += height * padded;
       }
     }
     float(*from)[16] = lanes;
-    for (int64_t n = n0; n < n1; n += step) {
-      int64_t m0 = first;
-      for (int t = 0; t < tiles; ++t) {
-        const int height = t < longer ? mt : mt - 1;
-        finish(from, m0, height, n, min64(step, n1 - n));
-        from += height * step;
-        m0 += height;
-      }
+    int64_t m0 = first;
+    for (int t = 0; t < tiles; ++t) {
+      const int height = t < longer ? mt : mt - 1;
+      for (int64_t n = n0; n < n1; n += step, from += height * step) finish(from, m0, height, n, min64(step, n1 - n));
+      m0 += height;
     }
   }
 
@@ -212,11 +223,10 @@ void small_rows_of(const Problem& p) {
   }
   for (job.first = 0; job.first < p.rows; job.first += job.rows) {
     job.rows = min64(p.rows - job.first, kMostRows);
-    /* All rows of a block in 16 or 32 KB. */
-    job.depth = job.rows == 1 ? 4096 : 8192 / job.rows / kChunk * kChunk;
     job.tiles = (int)ceil_div(job.rows, I::kMaxTile);
     job.mt = (int)ceil_div(job.rows, job.tiles);
     job.longer = (int)(job.rows - (int64_t)job.tiles * (job.mt - 1));
+    job.depth = job.rows == 1 ? kMostDepth : kBlockFloats / job.mt / kChunk * kChunk;
     job.template choose_tile<I::kMaxTile>();
     job.prepare_x();
     const int64_t units = ceil_div(p.n, kUnit), pieces = count_pieces(p, job.rows);
