@@ -102,9 +102,9 @@ read, fma = (cpu_kernel(library, f"accel_floor_{n}") for n in ("read", "fma"))
 rng = np.random.default_rng(1)
 for size in (0, 1, 7, 8, 9, 1 << 15, (1 << 15) + 33, 3 * (1 << 15) + 8):
     a = rng.integers(0, 1 << 63, size, dtype=np.uint64)
-    for ahead in (0, 4096):
-        [out] = read(inputs=[mx.array(a)], output_shapes=[(1,)], output_dtypes=[mx.uint64], params=[ahead])
-        assert int(out.item()) == int(a[: size // 8 * 8].sum(dtype=np.uint64)), (size, ahead)
+    for way in ((0, 1, 64), (4096, 1, 1 << 18), (0, 4, 1 << 18), (512, 8, 1 << 16), (0, 5, 960)):
+        [out] = read(inputs=[mx.array(a)], output_shapes=[(1,)], output_dtypes=[mx.uint64], params=way)
+        assert int(out.item()) == int(a[: size // 8 * 8].sum(dtype=np.uint64)), (size, way)
 for rounds in (0, 1, 1000):
     [out] = fma(inputs=[mx.zeros(1)], output_shapes=[(5,)], output_dtypes=[mx.float32], params=[rounds])
     assert out.tolist() == [float(rounds)] * 5
@@ -120,8 +120,9 @@ def test_floor_kernels_refuse_what_they_do_not_take() -> None:
     import mlx.core as mx
 
     kernel = cpu_kernel(native.get().__file__, "accel_floor_read")
-    mx.eval(kernel(inputs=[mx.zeros(4)], output_shapes=[(2,)], output_dtypes=[mx.uint64], params=[0]))
-    assert "floor_read takes" in native.take_errors()[0]
+    for shape, params in (((2,), [0, 1, 64]), ((1,), [0, 1]), ((1,), [0, 0, 64]), ((1,), [0, 1, 65])):
+        mx.eval(kernel(inputs=[mx.zeros(4)], output_shapes=[shape], output_dtypes=[mx.uint64], params=params))
+        assert "floor_read takes" in native.take_errors()[0]
     kernel = cpu_kernel(native.get().__file__, "accel_floor_fma")
     mx.eval(kernel(inputs=[mx.zeros(4)], output_shapes=[(2,)], output_dtypes=[mx.float32], params=[-1]))
     assert "floor_fma takes" in native.take_errors()[0]

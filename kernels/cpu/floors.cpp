@@ -3,7 +3,8 @@
  *   accel_floor_read   inputs: 0 any row-contiguous array, whose bytes are read once by all threads.
  *                      outputs: 0 uint64 (1,), the sum of its 8-byte words modulo 2^64 (a tail of less than 64
  *                      bytes is not read).
- *                      params: 0 how many bytes ahead to prefetch (0: leave it to the hardware).
+ *                      params: 0 how many bytes ahead to prefetch (0: leave it to the hardware), 1 how many streams a
+ *                      thread reads at once, 2 bytes of a piece, which one thread reads (a multiple of 64).
  *   accel_floor_fma    inputs: none that is read. outputs: 0 float32 (P,), one value for each of P pieces of work.
  *                      params: 0 rounds of a piece. A round is accel_floor_fma_per_round multiply-adds in float32,
  *                      in as many independent chains as hide the latency of the widest unit.
@@ -23,17 +24,21 @@
 
 namespace {
 
-constexpr int64_t kPiece = 1 << 18; // bytes a thread reads in one go
 constexpr int kLanes = 16;          // float32 of the widest register
 constexpr int kChains = 12;         // more than latency x units of any core in sight, fewer than registers
 constexpr int64_t kPerRound = int64_t(kLanes) * kChains;
 
-uint64_t read_portable(const uint8_t* p, int64_t n, int64_t ahead) {
+/* All bodies: sums the words of `streams` runs of n bytes each that follow each other, reading them in turn.
+ * Several open runs are what a memory controller likes best, and what kernels with several rows in flight do. */
+uint64_t read_portable(const uint8_t* p, int64_t n, int64_t streams, int64_t ahead) {
   uint64_t sum[8] = {};
-  const auto* words = reinterpret_cast<const uint64_t*>(p);
-  for (int64_t i = 0; i + 8 <= n / 8; i += 8) {
-    if (ahead) __builtin_prefetch(p + i * 8 + ahead);
-    for (int j = 0; j < 8; ++j) sum[j] += words[i + j];
+  for (int64_t i = 0; i < n; i += 64) {
+    for (int64_t s = 0; s < streams; ++s) {
+      const uint8_t* line = p + s * n + i;
+      if (ahead) __builtin_prefetch(line + ahead);
+      const auto* words = reinterpret_cast<const uint64_t*>(line);
+      for (int j = 0; j < 8; ++j) sum[j] += words[j];
+    }
   }
   uint64_t all = 0;
   for (uint64_t s : sum) all += s;
@@ -56,39 +61,43 @@ float fma_portable(int64_t rounds) {
 }
 
 #if defined(__x86_64__)
-__attribute__((target("avx2,fma"))) uint64_t read_avx2(const uint8_t* p, int64_t n, int64_t ahead) {
-  __m256i a = _mm256_setzero_si256(), b = a, c = a, d = a;
-  for (int64_t i = 0; i + 128 <= n; i += 128) {
-    if (ahead) {
-      _mm_prefetch(reinterpret_cast<const char*>(p + i + ahead), _MM_HINT_T0);
-      _mm_prefetch(reinterpret_cast<const char*>(p + i + ahead + 64), _MM_HINT_T0);
+__attribute__((target("avx2,fma"))) uint64_t read_avx2(const uint8_t* p, int64_t n, int64_t streams, int64_t ahead) {
+  __m256i a = _mm256_setzero_si256(), b = a;
+  for (int64_t i = 0; i < n; i += 64) {
+    for (int64_t s = 0; s < streams; ++s) {
+      const uint8_t* line = p + s * n + i;
+      if (ahead) _mm_prefetch(reinterpret_cast<const char*>(line + ahead), _MM_HINT_T0);
+      const auto* v = reinterpret_cast<const __m256i*>(line);
+      a = _mm256_add_epi64(a, _mm256_loadu_si256(v));
+      b = _mm256_add_epi64(b, _mm256_loadu_si256(v + 1));
     }
-    const auto* v = reinterpret_cast<const __m256i*>(p + i);
-    a = _mm256_add_epi64(a, _mm256_loadu_si256(v));
-    b = _mm256_add_epi64(b, _mm256_loadu_si256(v + 1));
-    c = _mm256_add_epi64(c, _mm256_loadu_si256(v + 2));
-    d = _mm256_add_epi64(d, _mm256_loadu_si256(v + 3));
   }
   alignas(32) uint64_t lanes[4];
-  _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), _mm256_add_epi64(_mm256_add_epi64(a, b), _mm256_add_epi64(c, d)));
-  const int64_t done = n / 128 * 128;
-  return lanes[0] + lanes[1] + lanes[2] + lanes[3] + read_portable(p + done, n - done, 0);
+  _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), _mm256_add_epi64(a, b));
+  return lanes[0] + lanes[1] + lanes[2] + lanes[3];
 }
 
-__attribute__((target("avx512f"))) uint64_t read_avx512(const uint8_t* p, int64_t n, int64_t ahead) {
-  __m512i a = _mm512_setzero_si512(), b = a, c = a, d = a;
-  for (int64_t i = 0; i + 256 <= n; i += 256) {
-    if (ahead) {
-      for (int j = 0; j < 256; j += 64) _mm_prefetch(reinterpret_cast<const char*>(p + i + ahead + j), _MM_HINT_T0);
+__attribute__((target("avx512f"))) uint64_t read_avx512(const uint8_t* p, int64_t n, int64_t streams, int64_t ahead) {
+  __m512i a = _mm512_setzero_si512(), b = a;
+  int64_t s = 0;
+  for (; s + 4 <= streams; s += 4) {
+    const uint8_t* q = p + s * n;
+    for (int64_t i = 0; i < n; i += 64) {
+      if (ahead) {
+        for (int j = 0; j < 4; ++j) _mm_prefetch(reinterpret_cast<const char*>(q + j * n + i + ahead), _MM_HINT_T0);
+      }
+      a = _mm512_add_epi64(a, _mm512_add_epi64(_mm512_loadu_si512(q + i), _mm512_loadu_si512(q + n + i)));
+      b = _mm512_add_epi64(b, _mm512_add_epi64(_mm512_loadu_si512(q + 2 * n + i), _mm512_loadu_si512(q + 3 * n + i)));
     }
-    a = _mm512_add_epi64(a, _mm512_loadu_si512(p + i));
-    b = _mm512_add_epi64(b, _mm512_loadu_si512(p + i + 64));
-    c = _mm512_add_epi64(c, _mm512_loadu_si512(p + i + 128));
-    d = _mm512_add_epi64(d, _mm512_loadu_si512(p + i + 192));
   }
-  const int64_t done = n / 256 * 256;
-  const uint64_t sum = uint64_t(_mm512_reduce_add_epi64(_mm512_add_epi64(_mm512_add_epi64(a, b), _mm512_add_epi64(c, d))));
-  return sum + read_portable(p + done, n - done, 0);
+  for (; s < streams; ++s) {
+    const uint8_t* q = p + s * n;
+    for (int64_t i = 0; i < n; i += 64) {
+      if (ahead) _mm_prefetch(reinterpret_cast<const char*>(q + i + ahead), _MM_HINT_T0);
+      a = _mm512_add_epi64(a, _mm512_loadu_si512(q + i));
+    }
+  }
+  return uint64_t(_mm512_reduce_add_epi64(_mm512_add_epi64(a, b)));
 }
 
 // Registers are named one by one: as an array, compilers keep them in memory at some optimisation levels.
@@ -131,7 +140,7 @@ __attribute__((target("avx512f"))) float fma_avx512(int64_t rounds) {
 }
 #endif
 
-using Read = uint64_t (*)(const uint8_t*, int64_t, int64_t);
+using Read = uint64_t (*)(const uint8_t*, int64_t, int64_t, int64_t);
 using Fma = float (*)(int64_t);
 
 Read read_body(const accel_call* call) {
@@ -153,7 +162,7 @@ Fma fma_body(const accel_call* call) {
 struct Reading {
   Read body;
   const uint8_t* data;
-  int64_t bytes, ahead;
+  int64_t bytes, piece, streams, ahead;
   std::atomic<uint64_t> sum{0};
 };
 
@@ -168,21 +177,27 @@ struct Adding {
 ACCEL_KERNEL void accel_floor_read(const accel_call* call) {
   const accel_array& in = *call->inputs[0];
   accel_array& out = *call->outputs[0];
-  if (!accel_is_row_contiguous(&in) || out.dtype != ACCEL_UINT64 || out.size != 1 || call->n_params != 1) {
-    return accel_fail(call, "floor_read takes a row-contiguous array and one parameter, and writes one uint64");
+  if (!accel_is_row_contiguous(&in) || out.dtype != ACCEL_UINT64 || out.size != 1 || call->n_params != 3 ||
+      call->params[1].i < 1 || call->params[2].i < 64 || call->params[2].i % 64) {
+    return accel_fail(call, "floor_read takes a row-contiguous array and three parameters, and writes one uint64");
   }
   Reading r;
   r.body = read_body(call);
   r.data = static_cast<const uint8_t*>(in.data);
   r.bytes = in.size * int64_t(accel_itemsize(in.dtype)) / 64 * 64;
   r.ahead = call->params[0].i;
-  const int64_t pieces = (r.bytes + kPiece - 1) / kPiece;
+  r.streams = call->params[1].i;
+  r.piece = call->params[2].i;
   accel_parallel_for(
-      call, pieces, 1,
+      call, (r.bytes + r.piece - 1) / r.piece, 1,
       [](void* arg, int64_t begin, int64_t end) {
         auto& r = *static_cast<Reading*>(arg);
-        const int64_t from = begin * kPiece, to = std::min(end * kPiece, r.bytes);
-        r.sum.fetch_add(r.body(r.data + from, to - from, r.ahead), std::memory_order_relaxed);
+        const int64_t from = begin * r.piece, bytes = std::min(end * r.piece, r.bytes) - from;
+        // Streams of whole cache lines; what is left over follows as one.
+        const int64_t each = bytes / r.streams / 64 * 64, rest = bytes - each * r.streams;
+        uint64_t sum = r.body(r.data + from, each, r.streams, r.ahead);
+        sum += r.body(r.data + from + bytes - rest, rest, 1, 0);
+        r.sum.fetch_add(sum, std::memory_order_relaxed);
       },
       &r);
   *static_cast<uint64_t*>(out.data) = r.sum.load();
