@@ -94,13 +94,13 @@ def call(
     library: str,
     symbol: str,
     inputs: list[Typed],
-    output: Typed,
+    output: Typed | list[Typed],
     params: list[int | float],
     *,
     threads: int = 1,
     isa: int = 0,
 ) -> None:
-    """Run the kernel; `output` is written in place. Raises ValueError with the kernel's message."""
+    """Run the kernel; `output`, one or several, is written in place. Raises ValueError with the kernel's message."""
     keep: list = []
     messages: list[str] = []
 
@@ -141,12 +141,12 @@ def call(
 
     host = _Host(c.sizeof(_Host), 1, parallel_for, scratch, fail)
     ins = [_describe(a, keep) for a in inputs]
-    out = _describe(output, keep)
+    outs = [_describe(a, keep) for a in (output if isinstance(output, list) else [output])]
     in_pointers = (c.POINTER(_Array) * len(ins))(*(c.pointer(a) for a in ins))
-    out_pointers = (c.POINTER(_Array) * 1)(c.pointer(out))
+    out_pointers = (c.POINTER(_Array) * len(outs))(*(c.pointer(a) for a in outs))
     values = (_Param * max(len(params), 1))(*(_Param(f=p) if isinstance(p, float) else _Param(i=p) for p in params))
     record = _Call(
-        c.sizeof(_Call), 1, c.pointer(host), in_pointers, out_pointers, len(ins), 1, values, len(params),
+        c.sizeof(_Call), 1, c.pointer(host), in_pointers, out_pointers, len(ins), len(outs), values, len(params),
         threads, isa,
     )  # fmt: skip
     _function(str(library), symbol)(c.byref(record))

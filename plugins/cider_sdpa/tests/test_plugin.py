@@ -75,14 +75,14 @@ def test_registered_kernel_exists():
 
     registry = Registry("cider_sdpa")
     plugin.register_kernels(registry)
-    assert [k.symbol for k in registry.kernels] == [plugin.SYMBOL]
+    assert [k.symbol for k in registry.kernels] == [plugin.SYMBOL, "cider_cache_write"]
 
 
 def test_manifest_is_accepted():
     from backend_core import manifest
 
     facts = manifest.read(manifest.find("cider_sdpa"))
-    assert facts.hooks == ("register_kernels", "select_attention")
+    assert facts.hooks == ("register_kernels", "select_attention", "select_op")
     assert not facts.unmet(("cpu",), ("portable",)) and facts.unmet(("metal",), ())
 
 

@@ -24,9 +24,13 @@ def build(module: Any = None) -> Callable[..., tuple[mx.array, mx.array]]:
     What does not fit shows when the result is evaluated, as an error of the kernel.
     """
     write = _write()
-    return lambda cached_keys, cached_values, keys, values, offset: write(
-        cached_keys, cached_values, keys, values, params=(offset,)
-    )
+
+    def update(cached_keys: mx.array, cached_values: mx.array, keys: mx.array, values: mx.array, offset: int) -> Any:
+        return write(cached_keys, cached_values, keys, values, params=(offset,))
+
+    # For who runs several kernels as one primitive.
+    update.kernel = write  # type: ignore[attr-defined]
+    return update
 
 
 @functools.cache

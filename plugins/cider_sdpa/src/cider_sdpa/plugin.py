@@ -128,6 +128,8 @@ def build(module: Any = None) -> Callable[..., Any]:
             arrays.append(sinks)
         return _operation(float(scale), kind, sinks is not None)(*arrays)
 
+    # For who runs several kernels as one primitive: the bound kernel f(queries, keys, values) without a mask.
+    attention.kernel = lambda scale: _operation(float(scale), NO_MASK, False)  # type: ignore[attr-defined]
     return attention
 
 
