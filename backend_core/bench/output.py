@@ -140,7 +140,7 @@ def cells(row: Row) -> list[list[str]]:
     _, bound = row.floor(ours.bytes_moved) if ours else (0.0, "")
     first = [
         row.work, str(row.rows), us(ours), f"{ours.gbps:.1f}" if ours else "-",
-        ratio(row.ratio(stock)) if ours and stock else "-", "", "", "",
+        _versus(row, stock), "", "", "",
         f"{row.of_floor():.2f}" if bound else "-", bound or "-",
     ]  # fmt: skip
     if ours is None and lead is not None:
@@ -152,6 +152,12 @@ def cells(row: Row) -> list[list[str]]:
         if i:
             lines.append(line)
     return lines
+
+
+def _versus(row: Row, stock: Series | None) -> str:
+    if row.ours is None or stock is None:
+        return "-"
+    return ratio(row.ratio(stock)) + ("*" if stock.note else "")
 
 
 def _token_cells(row: Row) -> list[str]:
@@ -196,9 +202,10 @@ def notes(rows: Sequence[Row], data: dict[str, Any]) -> list[str]:
         )  # fmt: skip
     if data["cpus_busy_with_others"] > 0.1:
         found.append(f"Careful: other processes kept {data['cpus_busy_with_others']:.1f} CPUs busy meanwhile.")
-    if any(s.note for r in rows for s in r.of("stock")):
-        parts = sorted({s.note for r in rows for s in r.of("stock") if s.note})
-        found.append(f"Stock is extrapolated where it is slow (*): {'; '.join(parts)}.")
+    parts = sorted({s.note for r in rows for s in r.of("stock") if s.note})
+    if parts:
+        shown = "; ".join(parts if len(parts) < 4 else [*parts[:2], "..."])
+        found.append(f"Stock is extrapolated from a part where it is slow (*): {shown}.")
     why = {r.work: r.stock.detail for r in rows if r.ours is None and r.stock is not None}
     found += [f"{work}: stock runs ({reason})" for work, reason in why.items()]
     return found
