@@ -113,7 +113,12 @@ class JoinedAttention(Joined):
         function: Any = vars(stock_class(block))["__call__"]
         self.names = function.__globals__
         self.way: int | None = None  # None: positions are turned separately
+        self.decode: Any = None  # the whole layer for one token, with its cache
+        self.scale: float = 0.0
+        self.cache_class: Any = None
+        self.cached: Any = None  # dtype of the cache
         self.attended: Any = None  # dtype of attention's result
+        self.kv_heads = self.kv_width = 0
 
     def __call__(self, module: Any, x: Any, mask: Any = None, cache: Any = None) -> Any:
         programs = self.ready(module, x)
@@ -123,6 +128,12 @@ class JoinedAttention(Joined):
         if type(offset) is not int:
             return NotImplemented
         block = module[self.form.attention] if type(self.form) is LayerForm else module
+        if self.decode is not None and mask is None and type(cache) is self.cache_class and x.shape[1] == 1:
+            held, values = cache.keys, cache.values
+            if held is not None and self.fits(held, values, x.shape[0], offset) and block.scale == self.scale:
+                y, cache.keys, cache.values = self.decode(x, held, values, params=(offset, self.way, offset + 1))
+                cache.offset = offset + 1
+                return y
         before, after = programs
         if self.way is not None:
             queries, keys, values = before(x, params=(offset, self.way))
@@ -143,6 +154,18 @@ class JoinedAttention(Joined):
         h = x + out
         return h + module[self.form.mlp](module[self.form.second](h))
 
+    def fits(self, keys: Any, values: Any, batch: int, offset: int) -> bool:
+        """Whether a cache has room for a token and the form that the whole layer's program needs."""
+        length = keys.shape[2]
+        return (
+            0 <= offset < length
+            and keys.shape == (batch, self.kv_heads, length, self.kv_width)
+            and values.shape == (batch, self.kv_heads, length, self.kv_width)
+            and keys.dtype == self.cached
+            and values.dtype == self.cached
+            and not self.traced()
+        )
+
 
 def offer(module: Any, form: Form, helper: Callable[[str, str, int, str], Any], owner: int) -> tuple[Offer, JoinSite]:
     """The core's offer for a block, and the facts of its site. Raises Unjoinable."""
@@ -161,8 +184,17 @@ def offer(module: Any, form: Form, helper: Callable[[str, str, int, str], Any], 
         if (slot := install.slot_of(part)) is not None and slot.probe is not None
     )  # fmt: skip
     kv_heads = getattr(plan, "kv_heads", 0)
-    site = JoinSite(path="", kind=kind, width=width, parts=parts, x_dtype=dtype, out_dtype=out, kv_heads=kv_heads,
-                    head_dim=getattr(plan, "kv_width", 0) // max(kv_heads, 1))  # fmt: skip
+    site = JoinSite(
+        path="",
+        kind=kind,
+        width=width,
+        parts=parts,
+        x_dtype=dtype,
+        out_dtype=out,
+        kv_heads=kv_heads,
+        head_dim=getattr(plan, "kv_width", 0),
+        cached=_whole(plan, module, form, helper, dtype, owner),
+    )
 
     def build(module: Any) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
@@ -242,29 +274,81 @@ def _programs(plan: Any, module: Any, form: Form, parts: Parts, dtype: str) -> s
 
 
 def _layer(module: Any, form: LayerForm, parts: Parts, dtype: str, plan: Any) -> tuple[Any, str]:
-    attention, mlp = module[form.attention], module[form.mlp]
-    inner = form_of(stock_class(attention)), form_of(stock_class(mlp))
-    if not isinstance(inner[0], AttentionForm) or not isinstance(inner[1], MLPForm):
-        raise Unjoinable("its attention or feed-forward block is not a known one")
+    attention, inner, _ = _inner(module, form)
     p = Program("accel/layer_in", 1)
     kernel, normed = parts.layer(module[form.first], dtype)
-    before, attended = _queries_keys_values(p, p.call(kernel, p.input(0)), attention, inner[0], parts, normed, plan)
+    before, attended = _queries_keys_values(p, p.call(kernel, p.input(0)), attention, inner, parts, normed, plan)
     p = Program("accel/layer_out", 2)
-    add = parts.free("residual", "", plan.width, dtype)
-    kernel, out = parts.layer(attention.o_proj, attended)
+    y = _after_attention(p, p.input(0), p.input(1), module, form, parts, dtype, attended)
+    return (before, p.build(y)), dtype
+
+
+def _inner(module: Any, form: LayerForm) -> tuple[Any, AttentionForm, MLPForm]:
+    attention = module[form.attention]
+    inner, mlp = form_of(stock_class(attention)), form_of(stock_class(module[form.mlp]))
+    if not isinstance(inner, AttentionForm) or not isinstance(mlp, MLPForm):
+        raise Unjoinable("its attention or feed-forward block is not a known one")
+    return attention, inner, mlp
+
+
+def _after_attention(p: Program, attended: Value, x: Value, module: Any, form: LayerForm, parts: Parts, dtype: str,
+                     attended_dtype: str) -> Value:  # fmt: skip
+    """The layer's result from attention's result (batch, heads, rows, features) and the layer's input."""
+    attention, _, mlp = _inner(module, form)
+    add = parts.free("residual", "", _input(module, form)[0], dtype)
+    kernel, out = parts.layer(attention.o_proj, attended_dtype)
     if out != dtype:
         raise Unjoinable(f"attention's result is {out}, the layer's input {dtype}")
-    h = p.call(add, p.input(1), p.call(kernel, p.input(0).swap().merge()))
+    h = p.call(add, x, p.call(kernel, attended.swap().merge()))
     kernel, normed = parts.layer(module[form.second], dtype)
-    y, out = _mlp(p, p.call(kernel, h), mlp, inner[1], parts, normed)
+    y, out = _mlp(p, p.call(kernel, h), module[form.mlp], mlp, parts, normed)
     if out != dtype:
         raise Unjoinable(f"the feed-forward result is {out}, the layer's input {dtype}")
-    return (before, p.build(p.call(add, h, y))), out
+    return p.call(add, h, y)
+
+
+def _whole(plan: Any, module: Any, form: Form, helper: Any, dtype: str, owner: int) -> str:
+    """Make the program of a whole layer for one token, if cache and attention are kernels too; the cache's dtype."""
+    from .integrations import attention as attentions
+    from .integrations import cache as caches
+
+    if not isinstance(form, LayerForm) or plan.way is None:
+        return ""
+    attention, inner, _ = _inner(module, form)
+    host = stock_class(attention).__module__.partition(".")[0]
+    heads, width = plan.kv_heads, plan.kv_width
+    plan.cached = caches._dtypes.get((owner, heads, width, width), plan.attended)
+    name = str(plan.cached).rpartition(".")[2]
+    shape = (owner, host, getattr(attention, inner.heads), heads, width, width)
+    entry = attentions._table.get((*shape, plan.attended, plan.cached, plan.cached, False))
+    kernel_of = getattr(entry[0] if entry else None, "kernel", None)
+    write = getattr(caches._updates.get((owner, plan.attended, plan.cached)), "kernel", None)
+    if kernel_of is None or not is_bound(write) or _features(attention["v_proj"]) != heads * width:
+        return name
+    parts = Parts(True, helper)
+    p = Program("accel/layer", 3)
+    kernel, normed = parts.layer(module[form.first], dtype)
+    x = p.call(kernel, p.input(0))
+    (queries, keys, values), attended = _parts_of_attention(p, x, attention, inner, parts, normed, plan)
+    buffers = p.call(write, p.input(1), p.input(2), keys, values, call_params=True)
+    out = p.call(kernel_of(attention.scale), queries, buffers.limit(2), buffers.other(1).limit(2))
+    y = _after_attention(p, out, p.input(0), module, form, parts, dtype, attended)
+    plan.decode = p.build(y, buffers, buffers.other(1))
+    plan.scale = attention.scale
+    plan.cache_class = sys.modules[f"{host}.models.cache"].KVCache
+    return name
 
 
 def _queries_keys_values(p: Program, x: Value, module: Any, form: AttentionForm, parts: Parts, dtype: str,
                          plan: Any) -> tuple[Any, str]:  # fmt: skip
     """(program that makes queries, keys and values, the dtype of attention's result)."""
+    made, attended = _parts_of_attention(p, x, module, form, parts, dtype, plan)
+    return p.build(*made), attended
+
+
+def _parts_of_attention(p: Program, x: Value, module: Any, form: AttentionForm, parts: Parts, dtype: str,
+                        plan: Any) -> tuple[list[Value], str]:  # fmt: skip
+    """([queries, keys, values], the dtype of attention's result)."""
     import mlx.core as mx
 
     heads, kv_heads = getattr(module, form.heads), getattr(module, form.kv_heads)
@@ -278,7 +362,7 @@ def _queries_keys_values(p: Program, x: Value, module: Any, form: AttentionForm,
             value = p.call(kernel, value)
         made.append(value.swap())
         dtypes.append(out)
-    plan.kv_heads, plan.kv_width = kv_heads, _features(module["k_proj"])
+    plan.kv_heads, plan.kv_width = kv_heads, _features(module["k_proj"]) // kv_heads
     turn = parts.rope(module.rope, dtypes[0]) if dtypes[0] == dtypes[1] else None
     if turn is not None:
         made[:2] = (p.call(turn[0], value, call_params=True) for value in made[:2])
@@ -289,7 +373,7 @@ def _queries_keys_values(p: Program, x: Value, module: Any, form: AttentionForm,
     base = sys.modules.get(f"{host}.models.base")
     if names.get("scaled_dot_product_attention") is not getattr(base, "scaled_dot_product_attention", base):
         raise Unjoinable("it calls another attention function than its host's")
-    return p.build(*made), dtypes[0]
+    return made, dtypes[0]
 
 
 def _mlp(p: Program, x: Value, module: Any, form: MLPForm, parts: Parts, dtype: str) -> tuple[Value, str]:

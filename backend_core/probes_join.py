@@ -99,7 +99,8 @@ def _cache(site: JoinSite, batch: int) -> Any:
     import mlx.core as mx
 
     shape = (batch, heads, CACHED, head_dim)
-    cache.update_and_fetch(mx.broadcast_to(keys, shape), mx.broadcast_to(values, shape))
+    dtype = getattr(mx, site.cached or site.x_dtype)
+    cache.update_and_fetch(*(mx.broadcast_to(a, shape).astype(dtype) for a in (keys, values)))
     return cache
 
 

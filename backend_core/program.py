@@ -35,6 +35,17 @@ class Value:
         """Dimensions 1 and 2 exchanged."""
         return Value(self.step, self.index, (*self.views, "swap"))
 
+    def limit(self, parameter: int) -> Value:
+        """The first so many of dimension 2, as that parameter of the program's call says when it runs.
+
+        No result's shape may depend on that dimension.
+        """
+        return Value(self.step, self.index, (*self.views, ("limit", parameter)))
+
+    def other(self, index: int) -> Value:
+        """Another output of the same kernel."""
+        return Value(self.step, index)
+
     def merge(self) -> Value:
         """The last two dimensions as one; copies where that is not a matter of strides."""
         return Value(self.step, self.index, (*self.views, "merge"))
@@ -53,7 +64,7 @@ class Program:
         return Value(-1, i)
 
     def call(self, kernel: Any, *values: Value, call_params: bool = False) -> Value:
-        """The result of a bound kernel with one output; call_params: it gets the ``params`` of the program's call."""
+        """The (first) result of a bound kernel; call_params: it gets the ``params`` of the program's call."""
         sources = tuple((v.step, v.index, *v.views) for v in values)
         self._steps.append((kernel, sources, call_params))
         return Value(len(self._steps) - 1)

@@ -307,8 +307,10 @@ class JoinSite(Site):
         Features of a token.
     kv_heads, head_dim
         Heads of keys and values, and their length; 0 without attention.
+    cached
+        dtype of the cache where it is known.
     parts
-        ``label signature`` of every part, in order.
+        Signature of every part, in order.
     x_dtype, out_dtype
         dtypes of the block's input and result.
     """
@@ -317,6 +319,7 @@ class JoinSite(Site):
     width: int = 0
     kv_heads: int = 0
     head_dim: int = 0
+    cached: str = ""
     parts: tuple[str, ...] = ()
     x_dtype: str = "float32"
     out_dtype: str = "float32"

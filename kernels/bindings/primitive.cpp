@@ -19,14 +19,13 @@ long references(const mx::array& a) {
   return reinterpret_cast<const std::shared_ptr<void>*>(&a)->use_count();
 }
 
-/* True if `out` may take the memory of `in`. */
+} // namespace
+
 bool donatable(const mx::array& in, const mx::array& out, long holders) {
   constexpr size_t kSlack = 16384; // bytes of a buffer that may go unused, as in mlx
   return references(in) == holders && in.data_shared_ptr().use_count() == 1 && in.data_shared_ptr()->is_owned() &&
       in.flags().row_contiguous && in.data_size() == in.size() && in.buffer_size() <= out.nbytes() + kSlack;
 }
-
-} // namespace
 
 int accel_dtype_of(mx::Dtype dtype) {
   switch (dtype.val()) {

@@ -61,6 +61,9 @@ class KernelPrimitive : public mx::Primitive {
   std::shared_ptr<const Params> params_;
 };
 
+/* True if `out` may take the memory of `in`; holders: how many references to it mean that nobody else has it. */
+bool donatable(const mx::array& in, const mx::array& out, long holders);
+
 /* The number of a dtype in the kernel ABI. Throws std::invalid_argument. */
 int accel_dtype_of(mx::Dtype dtype);
 

@@ -30,6 +30,9 @@ void view_shape(const View& view, Shape& shape, const std::string& name) {
       if (n < 3) throw std::invalid_argument("[" + name + "] there are no dimensions 1 and 2 to exchange");
       std::swap(shape[1], shape[2]);
       break;
+    case View::Limit:
+      if (n < 3) throw std::invalid_argument("[" + name + "] there is no dimension 2 to limit");
+      break;
     case View::Merge:
       if (n < 2) throw std::invalid_argument("[" + name + "] there are no two dimensions to merge");
       shape[n - 2] *= shape[n - 1];
@@ -64,8 +67,13 @@ struct Seen {
     }
   }
 
-  void look(const View& view) {
+  void look(const View& view, const Params& params) {
     const int n = ndim;
+    if (view.kind == View::Limit) {
+      const int64_t limit = size_t(view.parts) < params.size() ? params[view.parts].i : 0;
+      shape[2] = std::clamp<int64_t>(limit, 0, shape[2]);
+      return;
+    }
     if (view.kind == View::Split) {
       shape[n] = shape[n - 1] / view.parts;
       strides[n] = strides[n - 1];
@@ -145,7 +153,7 @@ struct Job {
           a.dtype = accel_dtype_of(r.dtype);
           a.row_major(r.shape);
         }
-        for (const View& view : source.views) a.look(view);
+        for (const View& view : source.views) a.look(view, *params);
       }
       for (const mx::array& f : step.fixed) {
         Seen& a = seen[at++];
@@ -165,7 +173,9 @@ struct Job {
       const Spec& spec = *step.spec;
       std::vector<std::pair<size_t, size_t>> copies;
       for (size_t o = 0; o < spec.donors.size(); ++o) {
-        if (spec.donors[o] >= 0) copies.emplace_back(size_t(spec.donors[o]), o);
+        if (spec.donors[o] < 0) continue;
+        const size_t donor = size_t(spec.donors[o]);
+        if (arrays[donor].data != arrays[n_inputs + o].data) copies.emplace_back(donor, o);
       }
       run_kernel(*spec.kernel, spec.name, step.params ? *step.params : *params, spec.ensure_row_contiguous,
                  arrays.data(), n_inputs, results.size(), copies);
@@ -254,6 +264,22 @@ std::shared_ptr<const Layout> make_layout(const ProgramSpec& program, const std:
   return layout;
 }
 
+const mx::array* ProgramPrimitive::donor_of(const Source& source, const std::vector<mx::array>& inputs) const {
+  const Step& step = program_->steps[source.step];
+  const std::vector<int>& donors = step.spec->donors;
+  if (!source.views.empty() || donors.empty() || donors[source.index] < 0) return nullptr;
+  if (donors[source.index] >= int(step.sources.size())) return nullptr;
+  const Source& from = step.sources[donors[source.index]];
+  if (from.step >= 0 || !from.views.empty()) return nullptr;
+  // Nothing else in the program may see what this step changes.
+  int uses = 0;
+  for (const Step& s : program_->steps) {
+    for (const Source& other : s.sources) uses += other.step < 0 && other.index == from.index;
+  }
+  for (const Source& other : program_->outputs) uses += other.step < 0 && other.index == from.index;
+  return uses == 1 ? &inputs[from.index] : nullptr;
+}
+
 void ProgramPrimitive::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
   auto& encoder = mx::cpu::get_command_encoder(stream());
   auto job = std::make_shared<Job>();
@@ -285,7 +311,7 @@ void ProgramPrimitive::eval_cpu(const std::vector<mx::array>& inputs, std::vecto
       if (r.output != int(i)) owner = &outputs[r.output];
       seen.row_major(r.shape);
     }
-    for (const View& view : source.views) seen.look(view);
+    for (const View& view : source.views) seen.look(view, *params_);
     mx::Strides strides(seen.strides, seen.strides + seen.ndim);
     const accel_array as = seen.array();
     const bool plain = accel_is_row_contiguous(&as) != 0;
@@ -296,6 +322,9 @@ void ProgramPrimitive::eval_cpu(const std::vector<mx::array>& inputs, std::vecto
     if (owner) {
       flags.contiguous = owner->flags().contiguous;
       out.copy_shared_buffer(*owner, strides, flags, owner->data_size());
+    } else if (const mx::array* donor = donor_of(source, inputs);
+               donor && plain && donatable(*donor, out, long(outputs.size()))) {
+      out.copy_shared_buffer(*donor);
     } else {
       out.set_data(mx::allocator::malloc(out.nbytes()), out.size(), strides, flags);
     }

@@ -14,9 +14,10 @@ namespace accel {
 
 /* Ways of looking at the last dimensions of an array. */
 struct View {
-  enum Kind { Split, Swap, Merge } kind;
-  int parts = 0; // Split: the last dimension n becomes (parts, n / parts)
-  // Swap exchanges dimensions 1 and 2, Merge makes the last two dimensions one.
+  enum Kind { Split, Swap, Merge, Limit } kind;
+  int parts = 0; // Split: the last dimension n becomes (parts, n / parts). Limit: number of a parameter of the call
+  // Swap exchanges dimensions 1 and 2, Merge makes the last two dimensions one, Limit takes the first so many
+  // of dimension 2. What depends on that dimension's length cannot be known before the program runs.
   bool operator==(const View&) const = default;
 };
 
@@ -38,7 +39,7 @@ struct ProgramSpec {
   std::string name;
   int n_inputs = 0;
   std::vector<Step> steps;
-  std::vector<Source> outputs; // without Merge
+  std::vector<Source> outputs; // without Merge and Limit
 };
 
 /* One output of a step. */
@@ -77,6 +78,9 @@ class ProgramPrimitive : public mx::Primitive {
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
 
  private:
+  /* The program's input that may become this output, null if none. */
+  const mx::array* donor_of(const Source& source, const std::vector<mx::array>& inputs) const;
+
   std::shared_ptr<const ProgramSpec> program_;
   std::shared_ptr<const Layout> layout_;
   std::shared_ptr<const Params> params_;

@@ -130,7 +130,8 @@ PyType_Slot slots[] = {{Py_tp_doc, const_cast<char*>("program(x, ..., params=Non
 PyType_Spec type_spec = {"backend_core._native.Program", sizeof(ProgramObject), 0,
                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
 
-/* (step, index, view, ...), step -1 for inputs; a view is ("split", parts), "swap" or "merge". */
+/* (step, index, view, ...), step -1 for inputs; a view is ("split", parts), ("limit", parameter), "swap" or
+ * "merge". */
 Source make_source(nb::handle object, const ProgramSpec& program) {
   nb::tuple parts = nb::cast<nb::tuple>(object);
   if (parts.size() < 2) throw nb::value_error("a source is (step, index, view, ...)");
@@ -145,8 +146,10 @@ Source make_source(nb::handle object, const ProgramSpec& program) {
     View view;
     if (nb::isinstance<nb::tuple>(parts[i])) {
       nb::tuple split = nb::borrow<nb::tuple>(parts[i]);
-      if (split.size() != 2 || nb::cast<std::string>(split[0]) != "split") throw nb::value_error("unknown view");
-      view = {View::Split, nb::cast<int>(split[1])};
+      const std::string kind = split.size() == 2 ? nb::cast<std::string>(split[0]) : "";
+      if (kind != "split" && kind != "limit") throw nb::value_error("unknown view");
+      view = {kind == "split" ? View::Split : View::Limit, nb::cast<int>(split[1])};
+      if (view.parts < 0) throw nb::value_error("a view's number is negative");
     } else {
       const std::string kind = nb::cast<std::string>(parts[i]);
       if (kind != "swap" && kind != "merge") throw nb::value_error("unknown view");
@@ -181,7 +184,9 @@ nb::object make_program(std::string name, int n_inputs, nb::sequence steps, nb::
   for (nb::handle source : outputs) {
     program->outputs.push_back(make_source(source, *program));
     for (const View& view : program->outputs.back().views) {
-      if (view.kind == View::Merge) throw nb::value_error("an output cannot be merged");
+      if (view.kind == View::Merge || view.kind == View::Limit) {
+        throw nb::value_error("an output cannot be merged or limited");
+      }
     }
   }
   if (program->steps.empty() || program->outputs.empty()) {

@@ -1,7 +1,8 @@
 """Hooks: one offer for every attention call on the CPU with keys and values in a float dtype, one for the KV cache.
 
-The offer for attention is ``cpu``: any number of rows, float32, float16 and bfloat16 in any combination, all masks that stock takes,
-sinks, exactness ``rounding``, row-invariant. Keys and values are read where they lie, whatever their strides.
+The offer for attention is ``cpu``: any number of rows, float32, float16 and bfloat16 in any combination, all masks that
+stock takes, sinks, exactness ``rounding``, row-invariant. Keys and values are read where they lie, whatever their
+strides.
 """
 
 from __future__ import annotations
