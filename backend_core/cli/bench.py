@@ -289,13 +289,14 @@ def generate(peers: Path | None, threads: int | None, repeats: int | None, only:
              **files: Path | None) -> None:  # fmt: skip
     """Prompt and decode speed of whole models, interleaved.
 
-    Without --peers and --random: one model, stock against accelerated. With them: prompt and decode at several
-    depths, also while another process is busy, against llama-bench.
+    Plainly: one model, stock against accelerated. With --peers, --random, --only or any option of the harness:
+    prompt and decode at several depths, also while another process is busy, against llama-bench if --peers.
     """
     if model is not None and model.lower() == "smollm2":
         model = None
     policy = Policy.from_options(options)
-    if peers is None and not random_models and not only:
+    harness = (peers, random_models, only, threads, not stock, *(files[f"{f}_file"] for f in ("csv", "markdown", "plot")))
+    if not any(harness):
         from ..bench.stock_generate import bench_generate
 
         bench_generate(model, scales or "fp32", prompt_tokens, tokens, repeats or 3, files["json_file"], policy)
