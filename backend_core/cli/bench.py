@@ -295,8 +295,8 @@ def generate(peers: Path | None, threads: int | None, repeats: int | None, only:
     if model is not None and model.lower() == "smollm2":
         model = None
     policy = Policy.from_options(options)
-    harness = (peers, random_models, only, threads, not stock, *(files[f"{f}_file"] for f in ("csv", "markdown", "plot")))
-    if not any(harness):
+    written = any(files[f"{kind}_file"] for kind in ("csv", "markdown", "plot"))
+    if not (peers or random_models or only or threads or written) and stock:
         from ..bench.stock_generate import bench_generate
 
         bench_generate(model, scales or "fp32", prompt_tokens, tokens, repeats or 3, files["json_file"], policy)
