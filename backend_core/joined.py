@@ -116,6 +116,8 @@ class JoinedAttention(Joined):
         self.decode: Any = None  # the whole layer for one token, with its cache
         self.scale: float = 0.0
         self.cache_class: Any = None
+        self.update: Any = None
+        self.attend: Any = None
         self.cached: Any = None  # dtype of the cache
         self.attended: Any = None  # dtype of attention's result
         self.kv_heads = self.kv_width = 0
@@ -130,7 +132,7 @@ class JoinedAttention(Joined):
         block = module[self.form.attention] if type(self.form) is LayerForm else module
         if self.decode is not None and mask is None and type(cache) is self.cache_class and x.shape[1] == 1:
             held, values = cache.keys, cache.values
-            if held is not None and self.fits(held, values, x.shape[0], offset) and block.scale == self.scale:
+            if held is not None and block.scale == self.scale and self.fits(held, values, x.shape[0], offset):
                 y, cache.keys, cache.values = self.decode(x, held, values, params=(offset, self.way, offset + 1))
                 cache.offset = offset + 1
                 return y
@@ -164,6 +166,9 @@ class JoinedAttention(Joined):
             and keys.dtype == self.cached
             and values.dtype == self.cached
             and not self.traced()
+            # Whoever has put functions of their own there wants them called.
+            and self.cache_class.update_and_fetch is self.update
+            and self.names["scaled_dot_product_attention"] is self.attend
         )
 
 
@@ -336,6 +341,7 @@ def _whole(plan: Any, module: Any, form: Form, helper: Any, dtype: str, owner: i
     plan.decode = p.build(y, buffers, buffers.other(1))
     plan.scale = attention.scale
     plan.cache_class = sys.modules[f"{host}.models.cache"].KVCache
+    plan.update, plan.attend = plan.cache_class.update_and_fetch, plan.names["scaled_dot_product_attention"]
     return name
 
 

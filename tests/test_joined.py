@@ -161,6 +161,53 @@ def test_few_nodes(tmp_path):
     assert "host_ops/rope" not in text and "Transpose" not in text
 
 
+def test_functions_that_others_have_put_there_are_called(monkeypatch):
+    m = model()
+    accelerate(m, POLICY)
+    seen = []
+    update, attend = caches.KVCache.update_and_fetch, llama.scaled_dot_product_attention
+    want = run(m)
+    with monkeypatch.context() as p:
+        p.setattr(caches.KVCache, "update_and_fetch", lambda self, *a: (seen.append("cache"), update(self, *a))[1])
+        same_bits(run(m), want)
+    with monkeypatch.context() as p:
+        p.setattr(llama, "scaled_dot_product_attention", lambda *a, **k: (seen.append("sdpa"), attend(*a, **k))[1])
+        same_bits(run(m), want)
+    assert seen.count("cache") == seen.count("sdpa") == len(STEPS) * 2
+
+
+def test_a_cache_is_written_in_place_and_not_where_others_hold_it():
+    m = model()
+    accelerate(m, POLICY)
+    cache = caches.make_prompt_cache(m)
+    mx.eval(m(mx.array([[1, 2, 3]]), cache=cache), [c.state for c in cache])
+    address = lambda c: np.asarray(memoryview(c.keys)).ctypes.data  # noqa: E731
+    before = [address(c) for c in cache]
+    for t in (4, 5):
+        mx.eval(m(mx.array([[t]]), cache=cache))
+    assert [address(c) for c in cache] == before
+    held = [(c.keys, np.array(c.keys)) for c in cache]
+    mx.eval(m(mx.array([[6]]), cache=cache))
+    assert all(np.array(k).tobytes() == v.tobytes() for k, v in held)
+    assert not set(before) & {address(c) for c in cache}
+
+
+def test_a_cache_grows_and_shrinks(monkeypatch):
+    steps = (list(range(1, 251)), *([i] for i in range(1, 12)))
+    same_bits(*both(monkeypatch, model, steps=steps))
+    one, two = model(), model()
+    parts_of(monkeypatch, one)
+    accelerate(two, POLICY)
+    results = []
+    for m in (one, two):
+        cache = caches.make_prompt_cache(m)
+        out = [m(mx.array([[1, 2, 3, 4]]), cache=cache)]
+        caches.trim_prompt_cache(cache, 2)
+        out += [m(mx.array([[t]]), cache=cache) for t in (7, 8)]
+        results.append([np.array(y) for y in out])
+    same_bits(*results)
+
+
 def test_restore_gives_everything_back():
     m = model()
     before = snapshot(m)

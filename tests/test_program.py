@@ -147,6 +147,59 @@ def test_donation_inside_a_program_copies(library):
     same(x, np.ones((2, 3)))
 
 
+def put_rows(library):
+    return cpu_kernel(library, "put_rows").bind(
+        output_shapes=[like(0), like(1)], output_dtypes=[like(0), like(1)], params=[0], donate={0: 0, 1: 1}
+    )
+
+
+def test_donation_through_a_program(library):
+    p = Program("writes", 4)
+    first = p.call(put_rows(library), *(p.input(i) for i in range(4)), call_params=True)
+    run = p.build(p.call(gather(library), first), first, first.other(1))
+    address = lambda a: np.asarray(memoryview(a)).ctypes.data  # noqa: E731
+    a, b = mx.zeros((3, 64)) + 1, mx.zeros((3, 64)) + 2
+    mx.eval(a, b)
+    places = address(a), address(b)
+    for i in range(3):
+        copy, a, b = run(a, b, mx.full((1, 64), i + 5.0), mx.full((1, 64), i + 8.0), params=[i])
+        mx.eval(copy)
+        assert (address(a), address(b)) == places
+        same(copy, np.array(a))
+    same(b[:, 0], [8, 9, 10])
+    held = a
+    _, a, b = run(a, b, mx.zeros((1, 64)), mx.zeros((1, 64)), params=[0])
+    mx.eval(a)
+    assert address(a) != places[0] and address(b) == places[1]
+    same(held[:, 0], [5, 6, 7])
+
+
+def test_an_input_that_is_read_again_is_not_donated(library):
+    p = Program("reads", 4)
+    first = p.call(put_rows(library), *(p.input(i) for i in range(4)))
+    run = p.build(first, first.other(1), p.call(gather(library), p.input(0)))
+    a, b = mx.zeros((2, 4)) + 1, mx.zeros((2, 4)) + 2
+    mx.eval(a, b)
+    new, _, old = run(a, b, mx.zeros((1, 4)), mx.zeros((1, 4)), params=[])
+    del a, b
+    same(old, np.ones((2, 4)))
+    same(new, [[0] * 4, [1] * 4])
+
+
+def test_limit(library):
+    p = Program("limit", 1)
+    w = mx.array([[1.0] * 3])
+    join = cpu_kernel(library, "describe").bind(output_shape=(11,), output_dtype=mx.int64)
+    run = p.build(p.call(join, p.input(0).limit(1)))
+    for n in (1, 2, 5, 9):
+        assert np.array(run(mx.zeros((1, 2, 5, 3)), params=[0, n]))[5] == min(n, 5)
+    with pytest.raises(ValueError, match="limited"):
+        p.build(p.call(matmul(library, w), p.input(0)).limit(0))
+    q = Program("flat", 1)
+    with pytest.raises(ValueError, match="limit"):
+        q.build(q.call(join, q.input(0).limit(0)))(mx.zeros((2, 3)))
+
+
 def test_what_is_wrong_is_said(library):
     bound = matmul(library, weight(4, 4))
     assert is_bound(bound) and not is_bound(lambda x: x) and not is_bound(None)
