@@ -75,7 +75,7 @@ def test_registered_kernel_exists():
 
     registry = Registry("cider_sdpa")
     plugin.register_kernels(registry)
-    assert [k.symbol for k in registry.kernels] == [plugin.SYMBOL, "cider_cache_write"]
+    assert [k.symbol for k in registry.kernels] == [plugin.SYMBOL, "cider_quantized_attention", "cider_cache_write"]
 
 
 def test_manifest_is_accepted():

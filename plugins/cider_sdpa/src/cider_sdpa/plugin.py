@@ -1,4 +1,5 @@
-"""Hooks: one offer for every attention call on the CPU with keys and values in a float dtype, one for the KV cache.
+"""Hooks: one offer for every attention call on the CPU with keys and values in a float dtype, one for quantized caches and one
+for the update of a cache.
 
 The offer for attention is ``cpu``: any number of rows, float32, float16 and bfloat16 in any combination, all masks that
 stock takes, sinks, exactness ``rounding``, row-invariant. Keys and values are read where they lie, whatever their
@@ -38,6 +39,7 @@ def library() -> Any:
 @hookimpl
 def register_kernels(registry: Registry) -> None:
     registry.cpu(name="attention", library=library(), symbol=SYMBOL, exactness="rounding")
+    registry.cpu(name="quantized", library=library(), symbol="cider_quantized_attention", exactness="rounding")
     registry.cpu(name="cache_write", library=library(), symbol="cider_cache_write", exactness="bitwise")
 
 
@@ -61,11 +63,25 @@ def select_op(site: OpSite) -> Offer | None:
 
 @hookimpl
 def select_attention(site: AttentionSite) -> Offer | None:
-    if site.device != "cpu" or site.kv_bits or site.q_dtype not in FLOATS or site.kv_dtype not in FLOATS:
+    if site.device != "cpu" or site.q_dtype not in FLOATS or site.kv_dtype not in FLOATS:
         return None
     if site.n_kv_heads and site.n_heads % site.n_kv_heads:
         return None
     from backend_core.offers import Offer
+
+    from . import quantized
+
+    if site.kv_bits:
+        if not quantized.serves(site):
+            return None
+        return Offer(
+            name="quantized",
+            build=quantized.build,
+            exactness="rounding",
+            row_invariant=True,
+            preference=10,
+            note="the quantized cache is read as it is, once for all query heads and rows",
+        )
 
     return Offer(
         name="cpu",

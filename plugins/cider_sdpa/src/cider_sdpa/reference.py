@@ -44,6 +44,17 @@ def visible(mask: object, shape: tuple[int, ...]) -> np.ndarray | None:
     return None
 
 
+def dequantize(words: np.ndarray, scales: np.ndarray, biases: np.ndarray, bits: int) -> np.ndarray:
+    """Elements of quantized rows, float64: scale * code + bias.
+
+    words (..., n) uint32, a little-endian bit stream of codes along the last axis; scales and biases (..., groups).
+    """
+    stream = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=-1, bitorder="little")
+    codes = stream.reshape(*words.shape[:-1], -1, bits) @ (1 << np.arange(bits))
+    grouped = codes.reshape(*scales.shape, -1).astype(np.float64)
+    return (grouped * scales.astype(np.float64)[..., None] + biases.astype(np.float64)[..., None]).reshape(codes.shape)
+
+
 def ulp(y: np.ndarray, dtype: str) -> np.ndarray:
     """The distance between neighbours of `dtype` ("float32", "float16", "bfloat16") at |y|, float64."""
     digits, smallest = {"float32": (24, -149), "float16": (11, -24), "bfloat16": (8, -133)}[dtype]

@@ -14,32 +14,10 @@
  *             never matter for L up to 16.
  *
  * Here are the checks and the choice of the instruction set. */
-#include <stdio.h>
-
-#include "problem.h"
+#include "arguments.h"
 
 namespace cider {
 namespace {
-
-bool is_float(int32_t dtype) { return dtype == ACCEL_FLOAT32 || dtype == ACCEL_FLOAT16 || dtype == ACCEL_BFLOAT16; }
-
-const Bodies& bodies_for(const accel_call* call) {
-#if defined(ACCEL_BUILD_AVX512)
-  if (accel_has(call, ACCEL_ISA_AVX512)) return kAvx512Bodies;
-#endif
-#if defined(ACCEL_BUILD_AVX2)
-  if (accel_has(call, ACCEL_ISA_AVX2)) return kAvx2Bodies;
-#endif
-#if defined(__aarch64__)
-  if (accel_has(call, ACCEL_ISA_NEON)) return kNeonBodies;
-#endif
-  (void)call;
-  return kPortableBodies;
-}
-
-Tensor tensor_of(const accel_array* a) {
-  return {a->data, {a->strides[0], a->strides[1], a->strides[2], a->strides[3]}, a->dtype};
-}
 
 /* The problem, or a message about what is wrong with it. */
 const char* describe(const accel_call* call, Problem& p) {
@@ -77,17 +55,7 @@ const char* describe(const accel_call* call, Problem& p) {
   p.y_dtype = y->dtype;
   p.mask = {};
   if (kind == kArray) {
-    const accel_array* m = call->inputs[3];
-    const int64_t scores[4] = {p.batch, p.heads, p.rows, p.keys};
-    if (m->dtype != ACCEL_BOOL && !is_float(m->dtype)) return "mask must be bool or float";
-    if (m->ndim > 4) return "mask must have at most four dimensions";
-    p.mask.data = m->data;
-    p.mask.dtype = m->dtype;
-    for (int i = 0; i < m->ndim; ++i) {
-      const int to = 4 - m->ndim + i;
-      if (m->shape[i] != 1 && m->shape[i] != scores[to]) return "mask must broadcast to (B, Hq, L, S)";
-      p.mask.stride[to] = m->shape[i] == 1 ? 0 : m->strides[i];
-    }
+    if (const char* wrong = describe_mask(call->inputs[3], p)) return wrong;
   }
   p.sinks = sinks ? call->inputs[call->n_inputs - 1] : NULL;
   if (p.sinks && (!is_float(p.sinks->dtype) || p.sinks->ndim != 1 || p.sinks->shape[0] != p.heads)) {
@@ -96,45 +64,13 @@ const char* describe(const accel_call* call, Problem& p) {
   return NULL;
 }
 
-/* Keys or values whose elements are not neighbours (transposed, broadcast) are brought together first. */
-bool gather(const Problem& p, const accel_array* a, Tensor& t) {
-  const int64_t n = a->shape[3];
-  if (n == 1 || t.stride[3] == 1) return true;
-  const size_t item = accel_itemsize(a->dtype);
-  char* copy = (char*)accel_scratch(p.call, (size_t)a->size * item);
-  if (!copy) return false;
-  char* to = copy;
-  for (int64_t b = 0; b < a->shape[0]; ++b) {
-    for (int64_t h = 0; h < a->shape[1]; ++h) {
-      for (int64_t s = 0; s < a->shape[2]; ++s) {
-        const int64_t at = b * t.stride[0] + h * t.stride[1] + s * t.stride[2];
-        for (int64_t d = 0; d < n; ++d, to += item) {
-          memcpy(to, (const char*)t.data + (at + d * t.stride[3]) * (int64_t)item, item);
-        }
-      }
-    }
-  }
-  t = {copy, {a->shape[1] * a->shape[2] * n, a->shape[2] * n, n, 1}, a->dtype};
-  return true;
-}
-
 }  // namespace
 }  // namespace cider
 
 ACCEL_KERNEL void cider_attention(const accel_call* call) {
   cider::Problem p;
-  if (const char* wrong = cider::describe(call, p)) {
-    char message[256];
-    snprintf(message, sizeof message, "cider_attention: %s", wrong);
-    accel_fail(call, message);
-    return;
-  }
+  if (const char* wrong = cider::describe(call, p)) return cider::refuse(call, "cider_attention", wrong);
   if (call->outputs[0]->size == 0) return;
-  if (p.keys == 0) {
-    memset(p.y, 0, (size_t)call->outputs[0]->size * accel_itemsize(p.y_dtype));
-    return;
-  }
-  if (!cider::gather(p, call->inputs[1], p.k) || !cider::gather(p, call->inputs[2], p.v)) return;
-  const cider::Bodies& bodies = cider::bodies_for(call);
-  (p.rows <= cider::kSmallRows ? bodies.small : bodies.large)(p);
+  if (p.keys && (!cider::gather(p, call->inputs[1], p.k) || !cider::gather(p, call->inputs[2], p.v))) return;
+  cider::attend(p);
 }

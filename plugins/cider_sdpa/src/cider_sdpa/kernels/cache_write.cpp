@@ -10,14 +10,10 @@
  *             and assignment. Threads never change bits.
  *
  * Here are the checks and the choice of the instruction set. */
-#include <stdio.h>
-
-#include "problem.h"
+#include "arguments.h"
 
 namespace cider {
 namespace {
-
-bool is_float(int32_t dtype) { return dtype == ACCEL_FLOAT32 || dtype == ACCEL_FLOAT16 || dtype == ACCEL_BFLOAT16; }
 
 /* The rows of one array, or what is wrong with it. */
 const char* describe(const accel_call* call, int which, CacheRows& rows) {
@@ -28,7 +24,7 @@ const char* describe(const accel_call* call, int which, CacheRows& rows) {
     if (i != 2 && from->shape[i] != to->shape[i]) return "keys and values must fit their caches but for the number of rows";
   }
   rows.call = call;
-  rows.from = {from->data, {from->strides[0], from->strides[1], from->strides[2], from->strides[3]}, from->dtype};
+  rows.from = tensor_of(from);
   rows.to = to->data;
   rows.dtype = to->dtype;
   rows.batch = to->shape[0];
@@ -41,19 +37,6 @@ const char* describe(const accel_call* call, int which, CacheRows& rows) {
   return NULL;
 }
 
-void write(const CacheRows& rows) {
-#if defined(ACCEL_BUILD_AVX512)
-  if (accel_has(rows.call, ACCEL_ISA_AVX512)) return kAvx512Bodies.write(rows);
-#endif
-#if defined(ACCEL_BUILD_AVX2)
-  if (accel_has(rows.call, ACCEL_ISA_AVX2)) return kAvx2Bodies.write(rows);
-#endif
-#if defined(__aarch64__)
-  if (accel_has(rows.call, ACCEL_ISA_NEON)) return kNeonBodies.write(rows);
-#endif
-  kPortableBodies.write(rows);
-}
-
 }  // namespace
 }  // namespace cider
 
@@ -64,13 +47,8 @@ ACCEL_KERNEL void cider_cache_write(const accel_call* call) {
     wrong = "expects parameter offset, inputs keys, values, k, v, and two outputs";
   }
   for (int i = 0; i < 2 && !wrong; ++i) wrong = cider::describe(call, i, rows[i]);
-  if (wrong) {
-    char message[256];
-    snprintf(message, sizeof message, "cider_cache_write: %s", wrong);
-    accel_fail(call, message);
-    return;
-  }
+  if (wrong) return cider::refuse(call, "cider_cache_write", wrong);
   for (const cider::CacheRows& r : rows) {
-    if (r.batch * r.heads * r.count * r.width) cider::write(r);
+    if (r.batch * r.heads * r.count * r.width) cider::bodies_for(call).write(r);
   }
 }

@@ -5,6 +5,7 @@
 #include <immintrin.h>
 
 #include "problem.h"
+#include "unpack.h"
 
 namespace cider {
 namespace {
@@ -46,6 +47,19 @@ struct Avx2 {
     memcpy(copy, p, (size_t)n * sizeof *p);
     return get(T(), copy);
   }
+
+  static V codes(const uint8_t* p, const Unpacker& u) {
+    alignas(16) uint8_t copy[16] = {};
+    memcpy(copy, p, (size_t)u.bytes);
+    const __m256i raw = _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)copy));
+    return {code8(raw, u, 0), code8(raw, u, 8)};
+  }
+  static __m256 code8(__m256i raw, const Unpacker& u, int from) {
+    const __m256i x = _mm256_shuffle_epi8(raw, _mm256_load_si256((const __m256i*)(u.control + 4 * from)));
+    const __m256i code = _mm256_srlv_epi32(x, _mm256_load_si256((const __m256i*)(u.shift + from)));
+    return _mm256_cvtepi32_ps(_mm256_and_si256(code, _mm256_set1_epi32((int)u.mask)));
+  }
+  static V affine(V scale, V code, V bias) { return fma(scale, code, bias); } /* rounded once */
 
   static __m256i lanes(int from) {
     return _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(from));

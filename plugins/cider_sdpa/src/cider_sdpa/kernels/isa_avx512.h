@@ -5,6 +5,7 @@
 #include <immintrin.h>
 
 #include "problem.h"
+#include "unpack.h"
 
 namespace cider {
 namespace {
@@ -36,6 +37,14 @@ struct Avx512 {
   static V get_part(BF16, const uint16_t* p, int n) { return widen(_mm256_maskz_loadu_epi16(first(n), p)); }
   static __mmask16 first(int n) { return (__mmask16)((1u << n) - 1); }
   static V widen(__m256i h) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16)); }
+
+  static V codes(const uint8_t* p, const Unpacker& u) {
+    const __m128i raw = _mm_maskz_loadu_epi8((__mmask16)((1u << u.bytes) - 1), p);
+    const __m512i x = _mm512_shuffle_epi8(_mm512_broadcast_i32x4(raw), _mm512_load_si512(u.control));
+    const __m512i code = _mm512_srlv_epi32(x, _mm512_load_si512(u.shift));
+    return _mm512_cvtepi32_ps(_mm512_and_si512(code, _mm512_set1_epi32((int)u.mask)));
+  }
+  static V affine(V scale, V code, V bias) { return fma(scale, code, bias); } /* rounded once */
 
   static V keep_first(V v, int n, float other) { return _mm512_mask_mov_ps(_mm512_set1_ps(other), first(n), v); }
   /* other where m is not 0 */

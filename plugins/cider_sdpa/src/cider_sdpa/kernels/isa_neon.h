@@ -5,6 +5,7 @@
 #include <arm_neon.h>
 
 #include "problem.h"
+#include "unpack.h"
 
 namespace cider {
 namespace {
@@ -32,6 +33,13 @@ struct Neon {
   static void store(float* p, V v) {
     for (int i = 0; i < 4; ++i) vst1q_f32(p + 4 * i, v.f[i]);
   }
+
+  static V codes(const uint8_t* p, const Unpacker& u) {
+    float lanes[16];
+    for (int i = 0; i < 16; ++i) lanes[i] = u.code(p, i);
+    return load(lanes);
+  }
+  static V affine(V scale, V code, V bias) { return fma(scale, code, bias); } /* rounded once */
 
   static V get(F32, const float* p) { return load(p); }
   static V get(F16, const uint16_t* p) {

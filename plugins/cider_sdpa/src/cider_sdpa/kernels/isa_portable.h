@@ -4,6 +4,7 @@
 #define CIDER_SDPA_ISA_PORTABLE_H
 
 #include "problem.h"
+#include "unpack.h"
 
 namespace cider {
 namespace {
@@ -39,6 +40,13 @@ struct Portable {
   template <class T>
   static V get_part(T, const typename T::Element* p, int n) {
     return each([&](int i) { return i < n ? to_float(T(), p[i]) : 0.0f; });
+  }
+  static V codes(const uint8_t* p, const Unpacker& u) {
+    return each([&](int i) { return u.code(p, i); });
+  }
+  /* rounded once */
+  static V affine(const V& scale, const V& code, const V& bias) {
+    return each([&](int i) { return (float)((double)scale.f[i] * code.f[i] + (double)bias.f[i]); });
   }
   static V keep_first(const V& v, int n, float other) { return each([&](int i) { return i < n ? v.f[i] : other; }); }
   static V replace(const V& v, const V& m, float other) {

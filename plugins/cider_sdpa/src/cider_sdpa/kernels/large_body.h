@@ -83,7 +83,7 @@ struct LargeJob {
   int64_t element_k, element_v;
 
   int64_t slot_floats() const {
-    return padded * (qs + as + 2) + kBlock * (qs + as) + 2 * I::kRows * kBlock;
+    return padded * (qs + as + 2) + kBlock * (qs + as + (p->quantized ? qs : 0)) + 2 * I::kRows * kBlock;
   }
 
   static void run(void* arg, int64_t begin, int64_t end) {
@@ -102,7 +102,7 @@ struct LargeJob {
     const int64_t rows = min64(lines, p->rows - i0) * p->group;
     float *q = memory, *acc = q + padded * qs, *turned = acc + padded * as, *wide = turned + kBlock * qs;
     float *scores = wide + kBlock * as, *mask = scores + I::kRows * kBlock, *top = mask + I::kRows * kBlock;
-    float* total = top + padded;
+    float *total = top + padded, *wide_keys = total + padded;
     for (int64_t r = 0; r < rows; ++r) load_query<I>(*p, b, h * p->group + r % p->group, i0 + r / p->group, q + r * qs);
     for (int64_t r = rows; r < round_up(rows, I::kRows); ++r) {
       for (int64_t d = 0; d < qs; ++d) q[r * qs + d] = 0.0f;
@@ -126,12 +126,9 @@ struct LargeJob {
         if (p->kind == kArray && !masks(b, h, i0, r, count, key, seen, mask)) continue;
         if (!ready) {
           ready = true;
-          turn(row_of(p->k, b, h, key, element_k), p->k.stride[2], n, p->depth, turned);
-          const char* v = row_of(p->v, b, h, key, element_v);
-          if (widen) {
-            widen(v, p->v.stride[2], n, p->width, wide, as);
-          } else {
-            values = (const float*)v;
+          prepare(b, h, key, n, turned, wide, wide_keys);
+          if (!p->quantized && !widen) {
+            values = (const float*)row_of(p->v, b, h, key, element_v);
             vs = p->v.stride[2];
           }
         }
@@ -164,6 +161,18 @@ struct LargeJob {
       }
       write_row<I>(*p, b, head, i, acc + r * as, all);
     }
+  }
+
+  /* A block of keys turned round, and of values as floats unless they are. */
+  void prepare(int64_t b, int64_t h, int64_t key, int64_t n, float* turned, float* wide, float* wide_keys) const {
+    if (p->quantized) {
+      unpack_rows<I>(p->kq, b, h, key, n, p->depth, wide_keys, qs);
+      turn_block<I, F32>(wide_keys, qs, n, p->depth, turned);
+      unpack_rows<I>(p->vq, b, h, key, n, p->width, wide, as);
+      return;
+    }
+    turn(row_of(p->k, b, h, key, element_k), p->k.stride[2], n, p->depth, turned);
+    if (widen) widen(row_of(p->v, b, h, key, element_v), p->v.stride[2], n, p->width, wide, as);
   }
 
   /* The masks of `count` rows from r; false if a bool mask hides all these keys from all of them. */

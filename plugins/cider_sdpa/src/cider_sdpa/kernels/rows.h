@@ -83,20 +83,6 @@ typename I::V apply_mask(const Problem& p, typename I::V scores, const float* ma
   return p.mask.dtype == ACCEL_BOOL ? I::replace(scores, m, -kInf) : I::add(scores, m);
 }
 
-/* What will be needed next: rows of `bytes` bytes, `stride` bytes apart, fetched in lines that are `step` apart. */
-struct Ahead {
-  const char* at = NULL;
-  int64_t stride = 0, bytes = 0, step = 64;
-  void fetch(int64_t row) const {
-    for (int64_t x = 0; x < bytes; x += step) __builtin_prefetch(at + row * stride + x, 0, 2);
-  }
-  /* The part of the work that falls to one of `count`. More requests at a time than the processor can keep open would
-   * stop it. */
-  Ahead share(int64_t index, int64_t count) const {
-    return {at + 64 * index, stride, bytes - 64 * index, 64 * count};
-  }
-};
-
 /* acc[r][c] = (fresh ? 0 : acc[r][c]) + sum over keys j, in order, of weights[r][j] * v[j][c], for RT rows and CT
  * vectors of 16 columns; of the last vector `last` columns exist if PART. */
 template <class I, class T, int RT, int CT, bool PART>
@@ -253,7 +239,9 @@ void write_hopeless_row(const Problem& p, int64_t b, int64_t head, int64_t i, fl
     if (!is_hidden(p, b, head, i, j)) continue;
     ++hidden;
     const int64_t at = b * s[0] + head / p.group * s[1] + j * s[2];
-    for (int64_t c = 0; c < p.width; ++c) acc[c] += load_as_float(p.v.data, at + c, p.v.dtype);
+    for (int64_t c = 0; c < p.width; ++c) {
+      acc[c] += p.quantized ? code_value(p.vq, b, head / p.group, j, c) : load_as_float(p.v.data, at + c, p.v.dtype);
+    }
   }
   write_row<I>(p, b, head, i, acc, (float)hidden);
 }

@@ -262,6 +262,7 @@ struct SmallJob {
   Widen widen; /* NULL: values are floats, or there are so few rows that it does not pay */
   int64_t element_k, element_v; /* bytes */
 
+  bool widens() const { return widen || p->quantized; }
   bool whole_runs() const { return span == kRun; }
   int64_t items() const { return p->batch * p->kv_heads * (whole_runs() ? runs : ceil_div(pieces, span)); }
   Parts parts(int64_t bh) const {
@@ -329,7 +330,7 @@ struct SmallJob {
     const int64_t b = bh / p->kv_heads, h = bh % p->kv_heads, first = index * kPiece;
     const int64_t n = min64(kPiece, keys_seen(*p, p->rows - 1) - first); /* that the last row sees */
     float *scores = memory, *mask = memory + rows * kPiece, *wide = mask + 2 * kPiece;
-    float* turned = turn ? wide + (widen ? kPiece * as : 0) : NULL;
+    float *wide_keys = wide + (widens() ? kPiece * as : 0), *turned = wide_keys + (p->quantized ? kPiece * qs : 0);
     if (n <= 0 || !any_seen(b, h, first, n, mask)) {
       for (int64_t r = 0; r < rows; ++r) {
         to.top[r] = -kInf;
@@ -337,9 +338,20 @@ struct SmallJob {
       }
       return;
     }
-    const char *k = row_of(p->k, b, h, first, element_k), *v = row_of(p->v, b, h, first, element_v);
-    score(q + bh * rows * qs, rows, qs, p->depth, k, p->k.stride[2], n, scores, turned,
-          Ahead{v, p->v.stride[2] * element_v, p->width * element_v});
+    const char *k = NULL, *v = NULL;
+    int64_t ks = p->k.stride[2], vs = p->v.stride[2], element = element_v;
+    Ahead coming; /* this piece's values */
+    if (p->quantized) {
+      unpack_rows<I>(p->kq, b, h, first, n, p->depth, wide_keys, qs);
+      k = (const char*)wide_keys;
+      ks = qs;
+      coming = ahead_of(p->vq, b, h, first, p->width);
+    } else {
+      k = row_of(p->k, b, h, first, element_k);
+      v = row_of(p->v, b, h, first, element_v);
+      coming = {v, vs * element_v, p->width * element_v};
+    }
+    score(q + bh * rows * qs, rows, qs, p->depth, k, ks, n, scores, turn ? turned : NULL, coming);
 
     int64_t loaded = -1; /* the row whose mask is in `mask` */
     for (int64_t r = 0; r < rows; ++r) {
@@ -356,15 +368,19 @@ struct SmallJob {
       soften(scores + r * kPiece, seen, p->kind == kArray ? mask : NULL, to.top + r, to.total + r);
     }
 
-    Ahead next;
+    Ahead next; /* the next piece's keys */
     if (more) {
-      next = {k + kPiece * p->k.stride[2] * element_k, p->k.stride[2] * element_k, p->depth * element_k};
+      next = p->quantized ? ahead_of(p->kq, b, h, first + kPiece, p->depth)
+                          : Ahead{k + kPiece * ks * element_k, ks * element_k, p->depth * element_k};
     }
     Weigh weigh_values = weigh;
     const void* values = v;
-    int64_t vs = p->v.stride[2], element = element_v;
-    if (widen) {
-      widen(v, vs, n, p->width, wide, as);
+    if (widens()) {
+      if (p->quantized) {
+        unpack_rows<I>(p->vq, b, h, first, n, p->width, wide, as);
+      } else {
+        widen(v, vs, n, p->width, wide, as);
+      }
       weigh_values = cider::weigh<I, F32>;
       values = wide;
       vs = as;
@@ -473,8 +489,11 @@ void small_rows(const Problem& p) {
     default: job.weigh = weigh<I, BF16>, job.widen = widen_rows<I, BF16>, job.element_v = 2; break;
   }
   if (job.rows <= I::kRows) job.widen = NULL;
+  if (p.quantized) job.score = score_piece<I, F32>;
   job.local = round_up(
-      (job.rows + 2) * kPiece + (job.widen ? kPiece * job.as : 0) + (job.turn ? kTurned * job.qs : 0), 16);
+      (job.rows + 2) * kPiece + (job.widens() ? kPiece * job.as : 0) + (p.quantized ? kPiece * job.qs : 0) +
+          (job.turn ? kTurned * job.qs : 0),
+      16);
   const int64_t in_item = job.whole_runs() ? 2 * round_up(kRun * job.rows, 16) + kRun * job.rows * job.as : 0;
   const int64_t in_finish = job.as + 2 * round_up(job.runs, 16) + job.runs * job.as;
   if (!job.slots.make(p.call, max64(job.local + in_item, in_finish))) return;
