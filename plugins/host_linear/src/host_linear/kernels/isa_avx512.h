@@ -137,7 +137,7 @@ struct Avx512 {
     static void store(float* p, F v) { _mm512_storeu_ps(p, v); }
     static F add(F a, F b) { return _mm512_add_ps(a, b); }
     static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
-    static F set1(const float* p) { return _mm512_set1_ps(*p); }
+    static F set1(const float* p) { return hold(_mm512_set1_ps(*p)); }
   };
 
   /* out[j][i] = in[i][j], 16 by 16: lanes, pairs of lanes, quarters and halves are exchanged in turn. */

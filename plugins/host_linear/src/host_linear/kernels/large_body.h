@@ -20,7 +20,8 @@ namespace linear {
 namespace {
 
 constexpr int kDepth = 256;     /* weights along k per block */
-constexpr int kBlock = 48;      /* rows of W per block: a multiple of every kColumns and kLanes */
+constexpr int kBlock = 192;     /* rows of W per block: a multiple of every kColumns and kLanes */
+constexpr int kBlockRows = 128; /* rows of x per block: with kDepth, 128 KB beside 192 KB of weights, 96 KB of sums */
 constexpr int kTurnRows = 512;  /* rows of x that are transposed at a time, at most */
 
 /* kDepth floats of row `row` of W from k0 on, in I's order; zeros after the end. */
@@ -93,7 +94,7 @@ struct LargeJob {
   int32_t n_slots;
 
   static constexpr size_t kWeights = (size_t)kBlock * kDepth;
-  static constexpr size_t kSums = (size_t)kBlock * kTurnRows;
+  static constexpr size_t kSums = (size_t)kBlock * kBlockRows;
   static constexpr size_t kSlot = kWeights + kSums;
 
   int64_t width(int64_t panel) const { return panel < narrow_from ? kPanel : L; }
@@ -211,9 +212,10 @@ void large_rows_of(const Problem& p) {
       job.narrow_from += 1;
       job.panels = job.narrow_from;
     }
-    /* Few columns: rows are split too, so that there is work for several threads. */
+    /* Few columns: rows are split further, so that there is work for several threads. */
+    const int64_t least = ceil_div(job.panels * Job::kPanel, kBlockRows);
     const int64_t wanted = min64(ceil_div(8, column_blocks), ceil_div(job.panels, 2));
-    job.block_panels = ceil_div(job.panels, wanted);
+    job.block_panels = ceil_div(job.panels, wanted > least ? wanted : least);
     job.row_blocks = ceil_div(job.panels, job.block_panels);
     accel_parallel_for(p.call, job.panels, 1, Job::lay_out, &job);
     accel_parallel_for(p.call, column_blocks * job.row_blocks, 1, Job::run, &job);

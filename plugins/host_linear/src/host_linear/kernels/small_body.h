@@ -43,7 +43,8 @@ template <class I, Format F, int MT, int R>
 void tile(const Problem& p, const float* x, int64_t n0, int64_t nr, int64_t k0, int64_t depth, float (*lanes)[16]) {
   using V = typename I::V;
   constexpr int64_t kBytes = chunk_bytes(F), kScales = chunk_scales(F);
-  const int64_t chunks = depth / kChunk, ahead = kPassRows * p.w_stride;
+  constexpr bool kNear = MT < 7;
+  const int64_t chunks = depth / kChunk, ahead = (kNear ? R : kPassRows) * p.w_stride;
   const uint8_t *w[R], *s[R];
   V acc[R][MT];
 #pragma GCC unroll 8
@@ -77,10 +78,10 @@ void tile(const Problem& p, const float* x, int64_t n0, int64_t nr, int64_t k0, 
   for (int64_t c = 0; c < chunks; ++c) {
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      /* The processor's own prefetcher loses its way in short pieces of rows: ask for those of the next pass, into
-       * the second-level cache. Nearer and into the first level is slower: there the requests are too many. */
-      __builtin_prefetch(w[r] + ahead, 0, 2);
-      if constexpr (kBytes > 64) __builtin_prefetch(w[r] + ahead + 64, 0, 2);
+      /* The processor's own prefetcher stops at the end of each short row: ask for the next tile's. With many rows
+       * of x, where pieces of rows are short and computing takes longer, for the next pass's. */
+      __builtin_prefetch(w[r] + ahead, 0, kNear ? 3 : 2);
+      if constexpr (kBytes > 64) __builtin_prefetch(w[r] + ahead + 64, 0, kNear ? 3 : 2);
     }
     add_chunk(w, s);
 #pragma GCC unroll 8
