@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,9 +29,14 @@ class AttentionProbe(Probe):
         self._wide: Any = None
 
     def stock(self, module: Any, *args: Any) -> Any:
+        import mlx.core as mx
+
         from .integrations.attention import stock_function
 
         queries, keys, values, *rest = args
+        if self.site.kv_bits:
+            # Stock multiplies the queries in place.
+            return stock_function(self.site.host)(mx.stop_gradient(queries), keys, values, *rest)
         return stock_function(self.site.host)(queries, *self._stocks_cache(keys, values), *rest)
 
     def _stocks_cache(self, keys: Any, values: Any) -> tuple[Any, Any]:
@@ -53,13 +59,25 @@ class AttentionProbe(Probe):
         total = CACHED + max(rows, MOST_ROWS)
         q = self._heads(s.n_heads, max(rows, MOST_ROWS), s.head_dim, s.q_dtype, 0)[:, :, -rows:]
         buffer = max(BUFFER, total + 7)
-        k = self._heads(s.n_kv_heads, buffer, s.head_dim, s.kv_dtype, 100)[:, :, :total]
-        v = self._heads(s.n_kv_heads, buffer, s.value_dim, s.kv_dtype, 200)[:, :, :total]
+        k = self._cached(s.head_dim, 100, buffer, total)
+        v = self._cached(s.value_dim, 200, buffer, total)
         form = mask or ("none" if rows == 1 else "causal")
         sinks = None
         if s.has_sinks:
             sinks = mx.array(np.linspace(-1.0, 1.0, s.n_heads, dtype=np.float32)).astype(getattr(mx, s.q_dtype))
-        return q, k, v, None, s.scale, self._mask(form, rows, total), sinks
+        cache = SimpleNamespace(bits=s.kv_bits, group_size=s.kv_group_size) if s.kv_bits else None
+        return q, k, v, cache, s.scale, self._mask(form, rows, total), sinks
+
+    def _cached(self, width: int, seed: int, buffer: int, total: int) -> Any:
+        """Keys or values as a cache of `buffer` positions hands them out: an array, or codes, scales and biases."""
+        import mlx.core as mx
+
+        s = self.site
+        whole = self._heads(s.n_kv_heads, buffer, width, s.kv_dtype, seed)
+        if not s.kv_bits:
+            return whole[:, :, :total]
+        parts = mx.quantize(whole, group_size=s.kv_group_size, bits=s.kv_bits)
+        return tuple(a[:, :, :total] for a in parts)
 
     def _heads(self, heads: int, rows: int, width: int, dtype: str, seed: int) -> Any:
         import mlx.core as mx
@@ -103,9 +121,10 @@ class AttentionProbe(Probe):
                 raise VerificationError(f"does not serve {self._form(args)} masks at {rows} rows")
             require_form(y, (1, s.n_heads, rows, s.value_dim), s.q_dtype)
             q, k, v, _, scale, mask, sinks = args
-            q64, k64, v64 = (reference.as_numpy(a).astype(np.float64) for a in (q, k, v))
+            q64, k64, v64 = (self._wide64(a) for a in (q, k, v))
             sinks64 = None if sinks is None else reference.as_numpy(sinks).astype(np.float64)
-            y64, bound = reference_ops.attention(q64, k64, v64, float(scale), _as_mask(mask), sinks64, s.q_dtype)
+            terms = (self._terms(k), self._terms(v)) if s.kv_bits else None
+            y64, bound = reference_ops.attention(q64, k64, v64, float(scale), _as_mask(mask), sinks64, s.q_dtype, terms)
             y = reference.as_numpy(y)
             compare(offer, y, y64, bound, s.q_dtype, f"rows {rows}, mask {self._form(args)}")
             by_rows = np.ascontiguousarray(y[0].transpose(1, 0, 2)).reshape(rows, -1)
@@ -113,6 +132,22 @@ class AttentionProbe(Probe):
                 require_same_rows(single, by_rows, rows, offer)
                 if rows == 1:
                     single = by_rows
+
+    def _wide64(self, a: Any) -> np.ndarray:
+        """The elements of an array, or of codes with scales and biases, in float64."""
+        if not isinstance(a, tuple):
+            return reference.as_numpy(a).astype(np.float64)
+        codes, scales, biases = (reference.as_numpy(part) for part in a)
+        rows = (p.reshape(-1, p.shape[-1]) for p in (codes, scales, biases))
+        s = self.site
+        return reference.decode("affine", s.kv_bits, s.kv_group_size, *rows).reshape(*codes.shape[:-1], -1)
+
+    def _terms(self, a: tuple[Any, ...]) -> np.ndarray:
+        """|scale code| + |bias| of every element."""
+        import mlx.core as mx
+
+        codes, scales, biases = a
+        return self._wide64((codes, mx.abs(scales), mx.abs(biases)))
 
     def _again(self, offer: Offer, results: list[tuple[int, Any]]) -> list[tuple[int, tuple[Any, ...]]]:
         """The cases that gave these results."""

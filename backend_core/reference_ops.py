@@ -100,7 +100,8 @@ def logsumexp_bound(y64: np.ndarray, n: int, dtype: str) -> np.ndarray:
 
 
 def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, mask: object, sinks: np.ndarray | None,
-              dtype: str) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+              dtype: str, terms: tuple[np.ndarray, np.ndarray] | None = None
+              ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """(result, bound) of scaled dot-product attention.
 
     q (B, H, L, D), k (B, G, S, D), v (B, G, S, Dv) with H a multiple of G; mask None, ``"causal"``, a bool
@@ -109,6 +110,9 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, mask: o
     A score is a sum of D products in float32, off by at most 4 sqrt(D) 2^-24 sum|scale q k|; that is a relative
     error of its weight. The weights' sum and the sum over values add 4 sqrt(S) and a few roundings:
     1 ulp + 2^-24 (16 + 4 sqrt(S) + 8 sqrt(D) max sum|scale q k|) sum p |v|.
+
+    terms: for quantized k and v, arrays of their shapes, |scale code| + |bias| of each element. An element is made of
+    two terms that may cancel, and is off by at most 2 * 2^-24 of them.
     """
     groups = q.shape[1] // k.shape[1]
     k, v = np.repeat(k, groups, axis=1), np.repeat(v, groups, axis=1)
@@ -131,6 +135,12 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, mask: o
         total = total + np.exp(sinks[None, :, None, None] - top)
     p = weights / total
     seen = np.max(np.where(np.isfinite(scores), sizes, 0.0), axis=-1, keepdims=True)
-    lost = _EPS * (16 + 4 * np.sqrt(keys) + 8 * np.sqrt(q.shape[-1]) * seen) * (p @ np.abs(v))
+    seen = 8 * np.sqrt(q.shape[-1]) * seen
+    made: np.ndarray | float = 0.0
+    if terms is not None:
+        of_k, of_v = (np.repeat(a, groups, axis=1) for a in terms)
+        seen = seen + 4 * np.max(abs(scale) * (np.abs(q) @ of_k.swapaxes(-1, -2)), axis=-1, keepdims=True)
+        made = 2 * _EPS * (p @ of_v)
+    lost = _EPS * (16 + 4 * np.sqrt(keys) + seen) * (p @ np.abs(v)) + made
     y64 = p @ v
     return y64, ulp(y64, dtype) + lost

@@ -35,6 +35,7 @@ from .probes_registry import probe_for
 from .profile import Profile
 from .race import Timing
 from .report import STOCK, Bucket, Decision, Loser, Report
+from .sites import AttentionSite
 from .verify import build, verify
 from .walk import Found
 
@@ -90,6 +91,14 @@ class Session:
         self.profile.save()
         return slot
 
+    def late_attention(self, site: AttentionSite) -> AttentionSlot | None:
+        """Decide for a cache that was quantized on the way, at its first call."""
+        [(_, decision, slot)] = self._group([Found(site, None)])
+        self.report.decisions.append(decision)
+        self.report.note(f"{site.path}: {site.kv_bits}-bit g{site.kv_group_size}; {decision.chosen} runs for it")
+        self.profile.save()
+        return slot
+
     def check_named(self) -> None:
         """Raise PluginError if a plugin that the user named serves no site of this model."""
         for name in self.policy.named_plugins:
@@ -133,7 +142,7 @@ class Session:
 
     def _slot(self, module: Any, probe: Probe, small: Any, large: Any) -> Any:
         if isinstance(probe, AttentionProbe):
-            return AttentionSlot(self.report, probe, small, large)
+            return AttentionSlot(self.report, probe, small, large, self.late_attention)
         if isinstance(probe, LogitsProbe):
             return LogitsSlot(self.report, probe, small)
         if isinstance(probe, FunctionProbe):

@@ -169,7 +169,8 @@ class AttentionSite(Site):
     def describe(self) -> str:
         """Shape for people: ``"attention 9/3 heads of 64 float32"``."""
         sinks = " sinks" if self.has_sinks else ""
-        return f"attention {self.n_heads}/{self.n_kv_heads} heads of {self.head_dim} {self.kv_dtype}{sinks}"
+        kept = f"{self.kv_bits}-bit g{self.kv_group_size} {self.kv_dtype}" if self.kv_bits else self.kv_dtype
+        return f"attention {self.n_heads}/{self.n_kv_heads} heads of {self.head_dim} {kept}{sinks}"
 
 
 @dataclass(frozen=True)

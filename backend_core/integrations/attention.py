@@ -7,18 +7,25 @@ models, and all calls while no model is accelerated, run the function's own code
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import types
 from collections.abc import Callable
 from typing import Any
 
+from .. import native
 from ..probes_attention import AttentionProbe
 from ..report import Report
+from ..sites import AttentionSite
+from ..walk import dtype_name
 from . import cache, scope
 
 _ROUTE, _STOCK = "_accel_route", "_accel_stock_attention"
+_Pair = tuple[Callable[..., Any] | None, Callable[..., Any] | None]
 #: (owner, *key) -> (small, large).
-_table: dict[tuple[Any, ...], tuple[Callable[..., Any] | None, Callable[..., Any] | None]] = {}
+_table: dict[tuple[Any, ...], _Pair] = {}
+#: (owner, host, n_heads, n_kv_heads, head_dim) -> the slot of that shape, for caches that are quantized on the way.
+_shapes: dict[tuple[Any, ...], AttentionSlot] = {}
 
 
 def scaled_dot_product_attention(queries, keys, values, cache, scale, mask, sinks=None):
@@ -30,8 +37,9 @@ class AttentionSlot:
     """The chosen callables of one attention shape; what :class:`backend_core.install.Slot` is for modules."""
 
     def __init__(self, report: Report, probe: AttentionProbe, small: Callable[..., Any] | None,
-                 large: Callable[..., Any] | None) -> None:  # fmt: skip
-        self.report, self.probe, self.small, self.large = report, probe, small, large
+                 large: Callable[..., Any] | None, late: Callable[[AttentionSite], AttentionSlot | None] | None = None
+                 ) -> None:  # fmt: skip
+        self.report, self.probe, self.small, self.large, self.late = report, probe, small, large, late
 
     def call(self, module: Any, queries: Any, *rest: Any) -> Any:
         function = self.small if queries.shape[-2] <= 16 else self.large
@@ -54,6 +62,7 @@ def install(slot: AttentionSlot, owner: int) -> None:
     q, kv = getattr(mx, s.q_dtype), getattr(mx, s.kv_dtype)
     key = (owner, s.host, s.n_heads, s.n_kv_heads, s.head_dim, s.value_dim, q, kv, kv, s.has_sinks)
     _table[key] = slot.small, slot.large
+    _shapes.setdefault((owner, s.host, s.n_heads, s.n_kv_heads, s.head_dim), slot)
     _hook(s.host)
     if s.kv_dtype != s.q_dtype and slot.small and slot.large:
         cache.install_dtype(s, owner)
@@ -64,6 +73,8 @@ def uninstall(owner: int) -> int:
     mine = [key for key in _table if key[0] == owner]
     for key in mine:
         del _table[key]
+    for shape in [shape for shape in _shapes if shape[0] == owner]:
+        del _shapes[shape]
     for host in {"mlx_lm", "mlx_vlm"} - {key[1] for key in _table}:
         _unhook(host)
     return len(mine)
@@ -85,10 +96,14 @@ def _hook(host: str) -> None:
 
     def route(queries: Any, keys: Any, values: Any, kv: Any, scale: Any, mask: Any, sinks: Any) -> Any:
         model = scope.owner.get()
-        # Quantized caches hand over tuples.
-        if not model or type(keys) is tuple or hasattr(kv, "bits") or queries.size == 0 or keys.size == 0:
+        if not model or queries.size == 0:
             return stock(queries, keys, values, kv, scale, mask, sinks)
-        entry = _table.get((model, *key_of(host, queries, keys, values, sinks)))
+        if hasattr(kv, "bits") or type(keys) is tuple:
+            entry = _quantized(model, host, queries, keys, kv)
+        elif keys.size == 0:
+            return stock(queries, keys, values, kv, scale, mask, sinks)
+        else:
+            entry = _table.get((model, *key_of(host, queries, keys, values, sinks)))
         if entry is not None:
             function = entry[0] if queries.shape[2] <= 16 else entry[1]
             if function is not None:
@@ -99,6 +114,34 @@ def _hook(host: str) -> None:
 
     setattr(module, _ROUTE, route)
     function.__code__ = scaled_dot_product_attention.__code__
+
+
+def _quantized(owner: int, host: str, queries: Any, keys: Any, cache: Any) -> _Pair | None:
+    """The callables for a quantized cache; which one there will be is known when the first call comes."""
+    bits, group_size = getattr(cache, "bits", None), getattr(cache, "group_size", None)
+    if type(bits) is not int or type(group_size) is not int or not isinstance(keys, (tuple, list)) or len(keys) != 3:
+        return None
+    codes, scales, _ = keys
+    if getattr(codes, "size", 0) == 0:
+        return None
+    _, n_heads, _, head_dim = queries.shape
+    shape = (owner, host, n_heads, codes.shape[1], head_dim)
+    key = (*shape, queries.dtype, scales.dtype, bits, group_size)
+    if key in _table:
+        return _table[key]
+    slot = _shapes.get(shape)
+    # A trace can be run again: nothing is decided inside.
+    if slot is None or slot.late is None or native.in_tracing():
+        return None
+    _table[key] = None, None
+    place = slot.probe.site.path.partition("[")[0]
+    chosen = slot.late(dataclasses.replace(
+        slot.probe.site, path=f"{place}[attention, quantized cache]", q_dtype=dtype_name(queries.dtype),
+        kv_dtype=dtype_name(scales.dtype), kv_bits=bits, kv_group_size=group_size,
+    ))  # fmt: skip
+    if chosen is not None:
+        _table[key] = chosen.small, chosen.large
+    return _table[key]
 
 
 def _unhook(host: str) -> None:
