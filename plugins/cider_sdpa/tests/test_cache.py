@@ -22,8 +22,9 @@ def isa(request):
 
 def awkward(rng, shape, dtype):
     """Values with ties, subnormals of both half types, overflow and inf among them."""
-    special = np.float32([0.0, -0.0, np.inf, -np.inf, 65504, 65519.99, 65520, -65520, 1e30, 6e-8, 2.9e-8, 3e-8,
-                          1e-40, 6.1e-5, 1.00048828125, 1.0009765625, 1.00146484375, 1.00390625, 1.01171875, 3.3e38])  # fmt: skip
+    special = np.float32([0.0, -0.0, np.inf, -np.inf, 65504, 65519.99, 65520, -65520, 1e30, 3.3e38])
+    tiny = np.float32([6e-8, 2.9e-8, 3e-8, 1e-40, 6.1e-5, 1.00048828125, 1.0009765625, 1.00146484375, 1.00390625])
+    special = np.concatenate([special, tiny])
     x = rng.standard_normal(shape).astype(np.float32)
     x = np.where(rng.random(shape) < 0.3, rng.choice(special, shape), x)
     with np.errstate(over="ignore"):

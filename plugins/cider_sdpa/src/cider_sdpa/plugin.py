@@ -1,5 +1,4 @@
-"""Hooks: one offer for every attention call on the CPU with keys and values in a float dtype, one for quantized caches and one
-for the update of a cache.
+"""Hooks: offers for attention calls on the CPU over float and over quantized caches, and for updates of caches.
 
 The offer for attention is ``cpu``: any number of rows, float32, float16 and bfloat16 in any combination, all masks that
 stock takes, sinks, exactness ``rounding``, row-invariant. Keys and values are read where they lie, whatever their

@@ -29,21 +29,60 @@ struct Unpacker {
   }
 };
 
+constexpr int64_t kFactors = 256; /* scales (biases) converted at a time */
+
+template <class I, class T>
+void widen_factors(const void* data, int64_t at, int64_t n, float* out) {
+  const typename T::Element* p = (const typename T::Element*)data + at;
+  for (int64_t i = 0; i < n; i += 16) {
+    I::store(out + i, n - i < 16 ? I::get_part(T(), p + i, (int)(n - i)) : I::get(T(), p + i));
+  }
+}
+
+/* The scales (biases) of n rows from (b, h, first), `groups` each, as floats. */
+template <class I>
+void load_factors(const Tensor& t, int64_t b, int64_t h, int64_t first, int64_t n, int64_t groups, float* out) {
+  const int64_t* e = t.stride;
+  const int64_t at = b * e[0] + h * e[1] + first * e[2];
+  if ((e[3] == 1 || groups == 1) && (e[2] == groups || n == 1)) {
+    if (t.dtype == ACCEL_FLOAT32) return widen_factors<I, F32>(t.data, at, n * groups, out);
+    if (t.dtype == ACCEL_FLOAT16) return widen_factors<I, F16>(t.data, at, n * groups, out);
+    return widen_factors<I, BF16>(t.data, at, n * groups, out);
+  }
+  for (int64_t s = 0; s < n; ++s) {
+    for (int64_t g = 0; g < groups; ++g) *out++ = load_as_float(t.data, at + s * e[2] + g * e[3], t.dtype);
+  }
+}
+
 /* n rows from (b, h, first), `width` elements each (a multiple of 16), `stride` floats apart. */
 template <class I>
 void unpack_rows(const Codes& c, int64_t b, int64_t h, int64_t first, int64_t n, int64_t width, float* out,
                  int64_t stride) {
   const Unpacker how(c.bits);
-  const int64_t *w = c.words.stride, *e = c.scales.stride, *z = c.biases.stride;
-  for (int64_t s = first; s < first + n; ++s, out += stride) {
-    const uint8_t* p = (const uint8_t*)c.words.data + 4 * (b * w[0] + h * w[1] + s * w[2]);
-    const int64_t scales = b * e[0] + h * e[1] + s * e[2], biases = b * z[0] + h * z[1] + s * z[2];
-    for (int64_t d = 0; d < width; d += c.group) {
-      const int64_t g = d / c.group;
-      const typename I::V scale = I::set1(load_as_float(c.scales.data, scales + g * e[3], c.scales.dtype));
-      const typename I::V bias = I::set1(load_as_float(c.biases.data, biases + g * z[3], c.biases.dtype));
-      for (int64_t x = d; x < d + c.group; x += 16, p += how.bytes) {
-        I::store(out + x, I::affine(scale, I::codes(p, how), bias));
+  alignas(64) float scales[kFactors + 16], biases[kFactors + 16];
+  const int64_t *w = c.words.stride, groups = width / c.group, rows = groups <= kFactors ? kFactors / groups : 1;
+  for (int64_t s = 0; s < n; s += rows) {
+    const int64_t here = min64(rows, n - s);
+    /* A row with more groups than fit is done in parts. */
+    for (int64_t g = 0; g < groups; g += kFactors) {
+      const int64_t some = min64(kFactors, groups - g);
+      Tensor from = c.scales, shift = c.biases;
+      if (g) {
+        from.data = (const char*)from.data + g * from.stride[3] * (int64_t)accel_itemsize(from.dtype);
+        shift.data = (const char*)shift.data + g * shift.stride[3] * (int64_t)accel_itemsize(shift.dtype);
+      }
+      load_factors<I>(from, b, h, first + s, here, some, scales);
+      load_factors<I>(shift, b, h, first + s, here, some, biases);
+      for (int64_t r = 0; r < here; ++r) {
+        const uint8_t* p = (const uint8_t*)c.words.data + 4 * (b * w[0] + h * w[1] + (first + s + r) * w[2]);
+        p += g * c.group * c.bits / 8;
+        float* to = out + (s + r) * stride + g * c.group;
+        for (int64_t x = 0; x < some; ++x) {
+          const typename I::V scale = I::set1(scales[r * some + x]), bias = I::set1(biases[r * some + x]);
+          for (int64_t d = 0; d < c.group; d += 16, p += how.bytes, to += 16) {
+            I::store(to, I::affine(scale, I::codes(p, how), bias));
+          }
+        }
       }
     }
   }
