@@ -43,8 +43,11 @@ template <class I, Format F, int MT, int R>
 void tile(const Problem& p, const float* x, int64_t n0, int64_t nr, int64_t k0, int64_t depth, float (*lanes)[16]) {
   using V = typename I::V;
   constexpr int64_t kBytes = chunk_bytes(F), kScales = chunk_scales(F);
-  constexpr bool kNear = MT < 7;
-  const int64_t chunks = depth / kChunk, ahead = (kNear ? R : kPassRows) * p.w_stride;
+  /* The processor's own prefetcher loses its way at the ends of rows. It is asked for what follows in the row where
+   * rows are long and read in one piece, else for the next tile's. */
+  constexpr int64_t kLongRow = 3072, kStretch = 512;
+  const int64_t chunks = depth / kChunk;
+  const int64_t ahead = MT < 7 && p.k * kBytes / kChunk >= kLongRow ? kStretch : R * p.w_stride;
   const uint8_t *w[R], *s[R];
   V acc[R][MT];
 #pragma GCC unroll 8
@@ -55,10 +58,10 @@ void tile(const Problem& p, const float* x, int64_t n0, int64_t nr, int64_t k0, 
 #pragma GCC unroll 16
     for (int m = 0; m < MT; ++m) acc[r][m] = k0 ? I::load(lanes[r * MT + m]) : I::zero();
   }
-  const auto add_chunk = [&](const uint8_t* const* wc, const uint8_t* const* sc) __attribute__((always_inline)) {
+  const auto add_chunk = [&](const uint8_t* const* wc, int64_t at, const uint8_t* const* sc, int64_t g) __attribute__((always_inline)) {
     V v[R];
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) v[r] = I::template weights<F, 0>(wc[r], sc[r]);
+    for (int r = 0; r < R; ++r) v[r] = I::template weights<F, 0>(wc[r] + at, sc[r] + g);
 #pragma GCC unroll 16
     for (int m = 0; m < MT; ++m) {
       const V xv = I::hold(I::load(x + m * kChunk));
@@ -66,7 +69,7 @@ void tile(const Problem& p, const float* x, int64_t n0, int64_t nr, int64_t k0, 
       for (int r = 0; r < R; ++r) acc[r][m] = I::fma(v[r], xv, acc[r][m]);
     }
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) v[r] = I::template weights<F, 1>(wc[r], sc[r]);
+    for (int r = 0; r < R; ++r) v[r] = I::template weights<F, 1>(wc[r] + at, sc[r] + g);
 #pragma GCC unroll 16
     for (int m = 0; m < MT; ++m) {
       const V xv = I::hold(I::load(x + m * kChunk + 16));
@@ -75,32 +78,28 @@ void tile(const Problem& p, const float* x, int64_t n0, int64_t nr, int64_t k0, 
     }
     x += MT * kChunk;
   };
-  for (int64_t c = 0; c < chunks; ++c) {
+  int64_t at = 0, g = 0;
+  for (; at < chunks * kBytes; at += kBytes, g += kScales) {
+    if (kBytes >= 64 || at % 64 == 0) {
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      /* The processor's own prefetcher stops at the end of each short row: ask for the next tile's. With many rows
-       * of x, where pieces of rows are short and computing takes longer, for the next pass's. */
-      __builtin_prefetch(w[r] + ahead, 0, kNear ? 3 : 2);
-      if constexpr (kBytes > 64) __builtin_prefetch(w[r] + ahead + 64, 0, kNear ? 3 : 2);
+      for (int r = 0; r < R; ++r) {
+        __builtin_prefetch(w[r] + at + ahead);
+        if constexpr (kBytes > 64) __builtin_prefetch(w[r] + at + ahead + 64);
+      }
     }
-    add_chunk(w, s);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      w[r] += kBytes;
-      s[r] += kScales;
-    }
+    add_chunk(w, at, s, g);
   }
   if (chunks * kChunk < depth) { /* a dense row's, or nvfp4's, shorter end */
     alignas(64) uint8_t end[R][kBytes] = {};
     uint8_t scale[R][2] = {};
     const uint8_t *we[R], *se[R];
     for (int r = 0; r < R; ++r) {
-      memcpy(end[r], w[r], (size_t)((depth - chunks * kChunk) * kBytes / kChunk));
-      if (kScales) scale[r][0] = *s[r];
+      memcpy(end[r], w[r] + at, (size_t)((depth - chunks * kChunk) * kBytes / kChunk));
+      if (kScales) scale[r][0] = s[r][g];
       we[r] = end[r];
       se[r] = scale[r];
     }
-    add_chunk(we, se);
+    add_chunk(we, 0, se, 0);
   }
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
