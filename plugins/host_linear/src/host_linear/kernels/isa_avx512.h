@@ -160,7 +160,8 @@ struct Avx512 {
     /* a[4 g + c], quarter q: rows 4 g ... 4 g + 3 of column 4 q + c. */
 #pragma GCC unroll 4
     for (int c = 0; c < 4; ++c) {
-      const __m512 even0 = _mm512_shuffle_f32x4(a[c], a[4 + c], 0x88), odd0 = _mm512_shuffle_f32x4(a[c], a[4 + c], 0xdd);
+      const __m512 even0 = _mm512_shuffle_f32x4(a[c], a[4 + c], 0x88);
+      const __m512 odd0 = _mm512_shuffle_f32x4(a[c], a[4 + c], 0xdd);
       const __m512 even1 = _mm512_shuffle_f32x4(a[8 + c], a[12 + c], 0x88);
       const __m512 odd1 = _mm512_shuffle_f32x4(a[8 + c], a[12 + c], 0xdd);
       _mm512_storeu_ps(out + c * out_stride, _mm512_shuffle_f32x4(even0, even1, 0x88));

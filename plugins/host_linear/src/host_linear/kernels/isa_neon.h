@@ -78,7 +78,8 @@ struct Neon {
       return load((const float*)chunk + 16 * STEP);
     } else if constexpr (F == kFloat16 || F == kBfloat16) {
       const uint16_t* h = (const uint16_t*)chunk + 16 * STEP;
-      for (int i = 0; i < 4; ++i) v.f[i] = four_halves(vld1_u16(h + 4 * i), F == kFloat16 ? ACCEL_FLOAT16 : ACCEL_BFLOAT16);
+      const int32_t dtype = F == kFloat16 ? ACCEL_FLOAT16 : ACCEL_BFLOAT16;
+      for (int i = 0; i < 4; ++i) v.f[i] = four_halves(vld1_u16(h + 4 * i), dtype);
     } else if constexpr (F == kMxfp8) {
       /* As half-precision numbers, whose exponents have one more bit, 2^-8 of the value; NaN as in isa_avx2.h. */
       const float scale = scale_of<F>(scales[0]);

@@ -58,7 +58,8 @@ void tile(const Problem& p, const float* x, int64_t n0, int64_t nr, int64_t k0, 
 #pragma GCC unroll 16
     for (int m = 0; m < MT; ++m) acc[r][m] = k0 ? I::load(lanes[r * MT + m]) : I::zero();
   }
-  const auto add_chunk = [&](const uint8_t* const* wc, int64_t at, const uint8_t* const* sc, int64_t g) __attribute__((always_inline)) {
+  const auto add_chunk = [&](const uint8_t* const* wc, int64_t at, const uint8_t* const* sc,
+                             int64_t g) __attribute__((always_inline)) {
     V v[R];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) v[r] = I::template weights<F, 0>(wc[r] + at, sc[r] + g);
@@ -175,7 +176,9 @@ struct SmallJob {
     int64_t m0 = first;
     for (int t = 0; t < tiles; ++t) {
       const int height = t < longer ? mt : mt - 1;
-      for (int64_t n = n0; n < n1; n += step, from += height * step) finish(from, m0, height, n, min64(step, n1 - n));
+      for (int64_t n = n0; n < n1; n += step, from += height * step) {
+        finish(from, m0, height, n, min64(step, n1 - n));
+      }
       m0 += height;
     }
   }
