@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
 import time
 import weakref
@@ -67,7 +68,20 @@ def accelerate(model: Any, policy: Policy | None = None, *, host: PluginHost | N
                 return report
         # Also for a part of an accelerated model: its layers are decided anew, not left half and half.
         restore(model)
-        return _accelerate(model, policy, host)
+        with _without_collections():
+            return _accelerate(model, policy, host)
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """No garbage collections: with a tokenizer in memory each looks at millions of objects, and none is freed here."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _accelerate(model: Any, policy: Policy, host: PluginHost | None) -> Report:

@@ -22,9 +22,12 @@ from .walk import stock_class
 MOST_ROWS = 20
 
 
-def inputs(rows: int, k: int, dtype: str, seed: int = 0) -> tuple[Any, np.ndarray]:
-    """(mlx array (rows, k), the same values as float64): normal values, some exact zeros, some outliers."""
-    array, wide = _pool(max(MOST_ROWS, rows), k, dtype, seed)
+def inputs(rows: int, k: int, dtype: str, seed: int = 0, most: int = MOST_ROWS) -> tuple[Any, np.ndarray]:
+    """(mlx array (rows, k), the same values as float64): normal values, some exact zeros, some outliers.
+
+    Inputs with one `most` end alike.
+    """
+    array, wide = _pool(max(most, rows), k, dtype, seed)
     return array[-rows:], wide[-rows:]
 
 

@@ -174,7 +174,7 @@ class LogitsProbe(OpProbe):
 
     def args(self, rows: int) -> tuple[Any, ...]:
         width = self.site.dims if rows <= 4 else min(self.site.dims, self.MANY_ROWS_COLUMNS)
-        x, _ = inputs(rows, width, self.site.x_dtype)
+        x, _ = inputs(rows, width, self.site.x_dtype, most=4)
         return (x,)
 
     def cases(self, offer: Offer, index: int) -> list[tuple[int, tuple[Any, ...]]]:

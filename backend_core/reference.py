@@ -131,9 +131,12 @@ def as_numpy(array: Any) -> np.ndarray:
     """A numpy view (or float32 copy, for half precision) of an mlx array."""
     import mlx.core as mx
 
-    if array.dtype in (mx.float16, mx.bfloat16):
-        array = array.astype(mx.float32)
-    return np.ascontiguousarray(np.array(array, copy=False))
+    # numpy converts half precision itself: mlx does it in software, in a queue of its own.
+    if array.dtype == mx.bfloat16:
+        bits = np.array(array.view(mx.uint16), copy=False).astype(np.uint32)
+        return np.ascontiguousarray((bits << 16).view(np.float32))
+    values = np.ascontiguousarray(np.array(array, copy=False))
+    return values.astype(np.float32) if array.dtype == mx.float16 else values
 
 
 #: Largest finite value, smallest normal exponent and mantissa bits of the output dtypes.

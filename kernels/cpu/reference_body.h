@@ -15,23 +15,34 @@ constexpr int kWidth = ACCEL_VECTOR / sizeof(double), kVectors = kLanes / kWidth
 typedef double Doubles __attribute__((vector_size(ACCEL_VECTOR)));
 typedef uint32_t Words __attribute__((vector_size(32)));
 typedef int64_t Longs __attribute__((vector_size(ACCEL_VECTOR)));
+typedef int32_t Ints __attribute__((vector_size(32)));
+typedef uint8_t Bytes __attribute__((vector_size(8)));
+typedef double Octet __attribute__((vector_size(64)));
 
-/* 32 codes from `BITS` words: code i is bits [i * BITS, (i + 1) * BITS) of the words, lowest bit first. */
+/* 32 weights from `BITS` words: code i is bits [i * BITS, (i + 1) * BITS) of the words, lowest bit first. A float times a
+ * code of at most 8 bits is exact in double. */
 template <int BITS>
-inline void unpack32(const uint32_t* w, int32_t* q) {
+inline void decode32(const uint32_t* w, double scale, double bias, double* out) {
+  int32_t q[32];
   constexpr uint32_t mask = (1u << BITS) - 1;
   if constexpr (BITS == 8) {
-    uint8_t bytes[32];
-    std::memcpy(bytes, w, 32);
-    for (int i = 0; i < 32; ++i) q[i] = bytes[i];
+    for (int i = 0; i < 32; i += 8) {
+      Bytes bytes;
+      std::memcpy(&bytes, w + i / 4, sizeof bytes);
+      const Octet weights = __builtin_convertvector(__builtin_convertvector(bytes, Ints), Octet) * scale + bias;
+      std::memcpy(out + i, &weights, sizeof weights);
+    }
+    return;
   } else if constexpr (32 % BITS == 0) {
     // Eight codes lie in one word.
     constexpr Words shifts = {0, BITS, 2 * BITS, 3 * BITS, 4 * BITS, 5 * BITS, 6 * BITS, 7 * BITS};
     for (int i = 0; i < 4; ++i) {
       const uint32_t word = w[i * BITS / 4] >> (8 * i * BITS % 32);
       const Words codes = ((Words{} + word) >> shifts) & mask;
-      std::memcpy(q + 8 * i, &codes, sizeof codes);
+      const Octet weights = __builtin_convertvector((Ints)codes, Octet) * scale + bias;
+      std::memcpy(out + 8 * i, &weights, sizeof weights);
     }
+    return;
   } else {
     // A code lies within the two bytes that begin with the one its first bit is in (little-endian memory).
     uint8_t bytes[4 * BITS + 1];
@@ -43,10 +54,11 @@ inline void unpack32(const uint32_t* w, int32_t* q) {
       q[i] = int32_t((pair >> (i * BITS % 8)) & mask);
     }
   }
+  for (int i = 0; i < 32; ++i) out[i] = scale * q[i] + bias;
 }
 
 struct Sums {
-  double y[kLanes] = {}, mag[kLanes] = {};
+  double y[kLanes], mag[kLanes];
 };
 
 /* `count` is a multiple of kLanes. */
@@ -85,6 +97,7 @@ void product(const Product& p, int64_t begin, int64_t end, Decode&& decode) {
     for (int64_t m0 = 0; m0 < p.m; m0 += kAtOnce) {
       const int64_t m1 = m0 + kAtOnce < p.m ? m0 + kAtOnce : p.m;
       Sums sums[kAtOnce];
+      std::memset(sums, 0, sizeof(Sums) * size_t(m1 - m0));
       for (int64_t k = 0; k < p.k; k += kBlock) {
         const int64_t count = k + kBlock < p.k ? kBlock : p.k - k;
         decode(p.row_begin + row, k, count, w);
@@ -112,14 +125,10 @@ void affine_rows(const Product& p, const uint32_t* w, const float* scales, const
                  int64_t begin, int64_t end) {
   const int64_t words = p.k * BITS / 32, groups = p.k / group;
   product(p, begin, end, [&](int64_t row, int64_t first, int64_t count, double* out) {
-    alignas(64) int32_t q[32];
     int64_t g = row * groups + first / group, left = group - first % group;
     for (int64_t i = 0; i < count; i += 32, left -= 32) {
       if (left == 0) left = group, ++g;
-      // A float times a code of at most 8 bits is exact in double.
-      const double scale = scales[g], bias = biases[g];
-      unpack32<BITS>(w + row * words + (first + i) / 32 * BITS, q);
-      for (int j = 0; j < 32; ++j) out[i + j] = scale * q[j] + bias;
+      decode32<BITS>(w + row * words + (first + i) / 32 * BITS, scales[g], biases[g], out + i);
     }
   });
 }

@@ -108,6 +108,7 @@ def facts(weight: mx.array, scales: mx.array, biases: mx.array, bits: int, group
     The weights are read once. Empty on processors without AVX-512 VNNI and for 3, 5 and 6 bits, where nobody asks.
     """
     import mlx.core as mx
+    import numpy as np
 
     from backend_core import native
 
@@ -119,8 +120,9 @@ def facts(weight: mx.array, scales: mx.array, biases: mx.array, bits: int, group
         output_dtypes=[mx.float32],
         params=[bits, group_size],
     )
-    spread, _, ratio = mx.max(rows, axis=0).tolist()
-    symmetric = mx.min(rows[:, 1]).item() == 1
+    values = np.asarray(rows)
+    spread, _, ratio = values.max(axis=0)
+    symmetric = values[:, 1].min() == 1
     return [float(spread), int(symmetric), float(ratio) if symmetric else 0.0]
 
 
