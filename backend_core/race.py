@@ -23,6 +23,8 @@ RACE_ROWS = (1, 4, 16, 64)
 WEIGHTS = {1: 0.7, 4: 0.2, 16: 0.1}
 #: A lead of this factor needs no further repetition.
 CLEAR_LEAD = 3.0
+#: With a lead of this factor a few calls say enough.
+OBVIOUS_LEAD = 8.0
 #: Stock never runs at more rows than this on the CPU.
 STOCK_MAX_ROWS = 4
 _MIN_CALLS = 20
@@ -94,11 +96,14 @@ def race(probe: Probe, modules: Sequence[Any], ours: Callable[..., Any], rows: S
         if mine * calls > _OURS_BUDGET_S:
             calls = max(2, int(_OURS_BUDGET_S / mine))
         if probe.proportional and device == "cpu" and m > STOCK_MAX_ROWS and stock_cost is not None:
-            times = sorted(_batch_time(run, modules, calls) for _ in range(3))
-            spread = (times[2] - times[0]) / times[1]
-            result[m] = Timing(times[1], stock_cost * m, spread, "extrapolated")
+            clear = stock_cost * m > OBVIOUS_LEAD * mine
+            times = sorted(
+                _batch_time(run, modules, min(calls, 3) if clear else calls) for _ in range(2 if clear else 3)
+            )
+            spread = (times[-1] - times[0]) / times[1]
+            result[m] = Timing(statistics.median(times), stock_cost * m, spread, "extrapolated")
             continue
-        timing = _duel(probe, modules, ours, args, calls)
+        timing = _duel(probe, modules, ours, args, calls, mine)
         result[m] = timing
         stock_cost = timing.stock / m
         if timing.ratio < 1 / CLEAR_LEAD and timing.ours > _HOPELESS_S:
@@ -112,9 +117,9 @@ def _run(function: Callable[..., Any], args: tuple[Any, ...], module: Any) -> An
 
 
 def _duel(probe: Probe, modules: Sequence[Any], ours: Callable[..., Any], args: tuple[Any, ...],
-          calls: int) -> Timing:  # fmt: skip
-    """ABBA until the answer is clear."""
-    stock, factor, stock_calls, how = _stock_runner(probe, modules, args, calls)
+          calls: int, first: float) -> Timing:  # fmt: skip
+    """ABBA until the answer is clear. first: seconds of our first call."""
+    stock, factor, stock_calls, how = _stock_runner(probe, modules, args, calls, first)
     mine: list[float] = []
     theirs: list[float] = []
 
@@ -142,7 +147,7 @@ def _duel(probe: Probe, modules: Sequence[Any], ours: Callable[..., Any], args: 
     return timing
 
 
-def _stock_runner(probe: Probe, modules: Sequence[Any], args: tuple[Any, ...], calls: int
+def _stock_runner(probe: Probe, modules: Sequence[Any], args: tuple[Any, ...], calls: int, ours: float
                   ) -> tuple[Callable[..., Any], float, int, str]:  # fmt: skip
     """(callable, factor, calls, how): stock on the whole layer if that is cheap, else on its first columns."""
     site = probe.site
@@ -156,6 +161,8 @@ def _stock_runner(probe: Probe, modules: Sequence[Any], args: tuple[Any, ...], c
         _batch_time(lambda module: probe.stock(module, *args), first, 1)
         cost = _batch_time(lambda module: probe.stock(module, *args), first, 2)
         whole = cost * site.n / part
+        if whole > OBVIOUS_LEAD * ours:
+            calls = min(calls, 4)
         if whole * calls <= 0.25:
             return probe.stock, 1.0, calls, "raced"
         if whole > _STOCK_BUDGET_S:
@@ -168,6 +175,8 @@ def _stock_runner(probe: Probe, modules: Sequence[Any], args: tuple[Any, ...], c
                     "raced (stock on a slice)")  # fmt: skip
         return probe.stock, 1.0, max(2, int(0.25 / whole)), "raced"
     cost = _batch_time(lambda module: probe.stock(module, *args), modules[:1], 1)
+    if cost > OBVIOUS_LEAD * ours:
+        calls = min(calls, 4)
     return probe.stock, 1.0, max(1, min(calls, int(0.25 / max(cost, 1e-7)))), "raced"
 
 
