@@ -30,6 +30,7 @@ def isas() -> dict[str, int]:
         "avx2": h.AVX2,
         "avx512": wide,
         "avx512_vnni": wide | h.AVX512_VNNI,
+        "amx_int8": wide | h.AVX512_VNNI | h.AVX512_VBMI | h.AMX_INT8,
         "neon": h.NEON,
     }
     return {name: mask for name, mask in known.items() if name == "portable" or name in here}
@@ -84,14 +85,13 @@ class Case:
 
     def facts(self, isa: int) -> list[int | float]:
         """What the plugin would say about the weights: [spread, symmetric, ratio]; nothing without VNNI."""
-        n = self.w.raw.shape[0]
-        if not isa & h.AVX512_VNNI or self.bits not in plugin.WHOLE or n == 0:
+        if not isa & h.AVX512_VNNI or self.w.raw.shape[0] == 0:
             return []
-        rows = h.Typed(np.full((n, 3), 7, np.float32), "float32")
+        known = h.Typed(np.full(3, 7, np.float32), "float32")
         x = h.Typed(np.zeros((1, self.x.raw.shape[-1]), np.float32), "float32")
-        h.call(library(), plugin.FACTS, [x, self.w, self.scales, self.biases], rows, [self.bits, self.group], isa=isa)
-        symmetric = int(rows.raw[:, 1].min() == 1)
-        return [float(rows.raw[:, 0].max()), symmetric, float(rows.raw[0, 2]) if symmetric else 0.0]
+        h.call(library(), plugin.FACTS, [x, self.w, self.scales, self.biases], known, [self.bits, self.group], isa=isa)
+        spread, symmetric, ratio = known.raw.tolist()
+        return [spread, int(symmetric), ratio if symmetric else 0.0]
 
     def weights(self) -> np.ndarray:
         return reference.dequantize64(self.w.raw, self.scales.values, self.biases.values, self.bits)

@@ -14,8 +14,15 @@ from hypothesis import strategies as st
 
 VNNI = cases.isas().get("avx512_vnni")
 pytestmark = pytest.mark.skipif(VNNI is None, reason="this processor has no AVX-512 VNNI")
+FIXED = {name: isa for name, isa in cases.isas().items() if name in ("avx512_vnni", "amx_int8")}
 
-CENTER = {1: 0, 2: 1, 4: 8, 8: 128}
+
+@pytest.fixture(params=FIXED.values() if FIXED else [0], ids=FIXED.keys() if FIXED else ["none"])
+def fixed(request):
+    """The instruction sets of this machine that have fixed-point kernels."""
+    return request.param
+
+CENTER = {1: 0, 2: 1, 3: 4, 4: 8, 5: 16, 6: 32, 8: 128}
 
 
 def symmetric_case(bits, group, rows, n, k, ratio, dtype="float16", seed=0):
@@ -25,10 +32,10 @@ def symmetric_case(bits, group, rows, n, k, ratio, dtype="float16", seed=0):
 
 
 @pytest.mark.parametrize("group", [32, 64, 128])
-@pytest.mark.parametrize("bits", plugin.WHOLE)
+@pytest.mark.parametrize("bits", ref.BITS)
 def test_spread(bits, group):
-    case = Case.random(bits, bits, group, 1, 5, 384, ("float32", "float16", "float16"))
-    codes = ref.unpack(case.w.raw, bits)[:, :384].astype(float)
+    case = Case.random(bits, bits, group, 1, 5, 256, ("float32", "float16", "float16"))
+    codes = ref.unpack(case.w.raw, bits)[:, :256].astype(float)
     scaled = np.repeat(case.scales.values, group, 1) * (codes - CENTER[bits])
     want = np.sqrt((scaled**2).mean(1)) / np.abs(case.weights()).mean(1)
     spread, symmetric, ratio = case.facts(VNNI)
@@ -36,16 +43,19 @@ def test_spread(bits, group):
     assert (symmetric, ratio) == (0, 0.0)
 
 
-@pytest.mark.parametrize("bits,ratio", [(1, 0.5), (1, 1.0), (2, 1.0), (2, 2.0), (4, 8.0), (8, 128.0)])
-def test_symmetric_weights_do_not_need_their_biases(bits, ratio):
-    case = symmetric_case(bits, 64, 3, 11, 448, ratio)
-    assert case.facts(VNNI)[1:] == [1, ratio]
-    y = case.run(isa=VNNI)
+@pytest.mark.parametrize("bits,ratio", [(1, 0.5), (1, 1.0), (2, 1.0), (2, 2.0), (3, 4.0), (4, 8.0), (6, 32.0), (8, 128.0)])
+def test_symmetric_weights_do_not_need_their_biases(bits, ratio, fixed):
+    rows = 3 if 8 % bits == 0 else 20
+    if rows > 16 and fixed == VNNI:
+        pytest.skip("these bits have no fixed-point kernel without AMX")
+    case = symmetric_case(bits, 64, rows, 11, 448, ratio)
+    assert case.facts(fixed)[1:] == [1, ratio]
+    y = case.run(isa=fixed)
     case.check(y)
-    params = [bits, 64, *case.facts(VNNI)]
+    params = [bits, 64, *case.facts(fixed)]
     wrong = h.Typed.of(np.full_like(case.biases.values, np.nan), "float16")
     blind = h.Typed(np.full(y.raw.shape, 7, y.raw.dtype), y.dtype)
-    h.call(cases.library(), plugin.SYMBOL, [case.x, case.w, case.scales, wrong], blind, params, isa=VNNI)
+    h.call(cases.library(), plugin.SYMBOL, [case.x, case.w, case.scales, wrong], blind, params, isa=fixed)
     assert np.array_equal(blind.raw, y.raw)
 
 
@@ -77,7 +87,7 @@ def test_weights_that_are_not_finite_are_left_to_float32(bad):
     assert not np.isfinite(y[:, 3]).any() and np.isfinite(np.delete(y, 3, 1)).all()
 
 
-@pytest.mark.parametrize("bits", plugin.WHOLE)
+@pytest.mark.parametrize("bits", ref.BITS)
 def test_outliers(bits):
     """Rows whose largest number dwarfs the others, most of all where it meets a weight of zero."""
     for size in (1e1, 1e3, 1e5, 1e7, 1e20):
@@ -107,7 +117,7 @@ def test_rows_of_one_number_and_none():
 def test_digits_at_their_limits():
     """Numbers right below and at powers of two, where the highest digit is largest."""
     for value in (1.0, np.nextafter(np.float32(1), np.float32(0)), 1.9921875, 1.984375, 127 / 64, np.float32(0.99609)):
-        for bits in plugin.WHOLE:
+        for bits in ref.BITS:
             case = Case.random(bits, bits, 32, 2, 8, 544)
             sign = np.where(np.random.default_rng(bits).random((2, 544)) < 0.5, -1, 1)
             case.x = h.Typed.of(sign * value, "float32")
@@ -131,7 +141,7 @@ def test_rows_that_do_not_fit_among_rows_that_do(rows):
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.sampled_from(plugin.WHOLE), st.sampled_from([32, 64, 128]), st.integers(1, 9), st.integers(1, 40),
+    st.sampled_from(ref.BITS), st.sampled_from([32, 64, 128]), st.integers(1, 9), st.integers(1, 40),
     st.integers(1, 17), st.floats(-8, 8), st.floats(0, 3), st.integers(0, 2**32 - 1),
 )  # fmt: skip
 def test_any_layer(bits, group, groups, n, rows, center, tail, seed):
@@ -140,3 +150,42 @@ def test_any_layer(bits, group, groups, n, rows, center, tail, seed):
     x = case.x.raw * np.exp(np.random.default_rng(seed).normal(0, tail, case.x.raw.shape))
     case.x = h.Typed.of(x, "float32")
     case.check(case.run(isa=VNNI))
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("bits", ref.BITS)
+def test_prompts(bits, group, fixed):
+    """Many rows: tiles that are full and not, rows that fit fixed point and rows that do not."""
+    for rows, n, groups in ((17, 24, 3), (33, 7, 1), (64, 40, 5), (129, 16, 2)):
+        dtypes = ("float32", "bfloat16", "bfloat16") if groups == 5 else ("float16",) * 3
+        case = Case.random(rows, bits, group, rows, n, groups * group, dtypes, bias=rows == 64)
+        x = case.x.values.copy()
+        x[3, 5] = 300
+        x[rows - 1, 0] = np.inf
+        x[5, 2] = np.nan
+        x[7] = 0
+        case.x = h.Typed.of(x, dtypes[0])
+        y = case.run(isa=fixed, threads=1 + rows % 3)
+        finite = [i for i in range(rows) if i not in (5, rows - 1)]
+        part = Case(case.x.view(lambda a, f=finite: a[f]), *_weights(case))
+        part.check(h.Typed(y.raw[finite], y.dtype))
+        assert not np.isfinite(y.values[[5, rows - 1]]).any()
+
+
+def _weights(case):
+    return case.w, case.scales, case.biases, case.bits, case.group, case.bias
+
+
+def test_prompts_do_not_depend_on_threads(fixed):
+    case = Case.random(1, 4, 64, 70, 130, 512)
+    one = case.run(isa=fixed).raw
+    for threads in (2, 3, 8):
+        assert np.array_equal(case.run(isa=fixed, threads=threads).raw, one)
+
+
+def test_many_rows_that_do_not_fit(fixed):
+    case = Case.random(2, 4, 32, 40, 20, 96)
+    x = case.x.raw.copy()
+    x[::2, 9] = 1e9
+    case.x = h.Typed.of(x, "float32")
+    case.check(case.run(isa=fixed))

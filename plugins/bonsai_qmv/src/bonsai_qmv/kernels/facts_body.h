@@ -1,11 +1,12 @@
 /* bonsai_affine_facts: what is known about the weights of a layer before it is used, for the fixed-point kernels.
  *
- * Output     Per row of W three float32 numbers:
- *            0  spread: sqrt(mean((scale * (code - center))^2)) / mean(|weight|), by how much rounding errors of x count
- *               for more than a weight's size would say; infinite for a row whose weights cancel
- *            1  1 if bias = -ratio * scale holds bit for bit in every group of the row, else 0
- *            2  ratio, taken from the first scale of the layer that is not zero; the same in every row
- * Exactness  spread is an estimate in float32; 1 and 2 are exact.
+ * Output     Three float32 numbers:
+ *            0  spread: sqrt(mean((scale * (code - center))^2)) / mean(|weight|) of the row of W where that is largest:
+ *               by how much rounding errors of x count for more than a weight's size would say. Infinite if there is a
+ *               row whose weights cancel or are not finite. Estimated from up to kSampled groups of each row
+ *            1  1 if bias = -ratio * scale holds bit for bit in every group of every row, else 0
+ *            2  ratio, taken from the first scale that is not zero
+ * Exactness  spread is an estimate; 1 and 2 are exact.
  * Source     Written for this library.
  */
 #ifndef BONSAI_QMV_FACTS_BODY_H
@@ -18,9 +19,14 @@
 namespace bonsai {
 namespace {
 
+/* Enough to estimate a mean of magnitudes, little next to the reading of a layer. */
+constexpr int64_t kSampled = 8;
+
 struct FactsJob {
   const Problem* p;
   float ratio;
+  float* spread; /* per row */
+  uint8_t* symmetric;
 };
 
 template <int BITS>
@@ -29,14 +35,18 @@ void facts_rows(void* arg, int64_t begin, int64_t end) {
   const Problem& p = *job.p;
   const int chunks = p.group / 32;
   const __m512 magnitude = _mm512_castsi512_ps(_mm512_set1_epi32(0x7fffffff));
+  const int64_t groups = p.k / p.group, step = ceil_div(groups, kSampled);
   for (int64_t r = begin; r < end; ++r) {
-    const uint8_t* w = p.w + r * p.w_stride;
     double size = 0, square = 0;
+    int64_t seen = 0;
     bool symmetric = true;
-    for (int64_t g = 0; g < p.k / p.group; ++g) {
+    for (int64_t g = 0; g < groups; ++g) {
       const float s = load_as_float(p.scales, r * p.s_stride[0] + g * p.s_stride[1], p.s_dtype);
       const float b = load_as_float(p.biases, r * p.b_stride[0] + g * p.b_stride[1], p.b_dtype);
       symmetric = symmetric && b == -(job.ratio * s);
+      if (!(fabsf(s) < INFINITY && fabsf(b) < INFINITY)) size = square = NAN;
+      if (g % step != r % step) continue; /* other groups in each row */
+      const uint8_t* w = p.w + r * p.w_stride + g * p.group * BITS / 8;
       const typename Avx512::template Group<BITS> group(s, b);
       const __m512 offset = _mm512_set1_ps(fmaf((float)kCenter<BITS>, s, b));
       __m512 a = _mm512_setzero_ps(), q = a;
@@ -48,29 +58,43 @@ void facts_rows(void* arg, int64_t begin, int64_t end) {
       }
       size += _mm512_reduce_add_ps(a);
       square += _mm512_reduce_add_ps(q);
+      seen += p.group;
     }
-    float* out = (float*)p.y + 3 * r;
-    const double spread = square == 0 ? 0 : size > 0 ? sqrt(square * (double)p.k) / size : INFINITY;
-    out[0] = spread == spread ? (float)spread : INFINITY;
-    out[1] = symmetric;
-    out[2] = job.ratio;
+    const double spread = square == 0 ? 0 : size > 0 ? sqrt(square * (double)seen) / size : INFINITY;
+    job.spread[r] = spread == spread ? (float)spread : INFINITY;
+    job.symmetric[r] = symmetric;
   }
 }
 
 inline void vnni_facts(const Problem& p) {
-  FactsJob job = {&p, 0};
-  for (int64_t i = 0; i < p.n * (p.k / p.group); ++i) {
-    const int64_t r = i / (p.k / p.group), g = i % (p.k / p.group);
-    const float s = load_as_float(p.scales, r * p.s_stride[0] + g * p.s_stride[1], p.s_dtype);
+  float* out = (float*)p.y;
+  out[0] = out[1] = out[2] = 0;
+  FactsJob job = {&p, 0, NULL, NULL};
+  job.spread = (float*)accel_scratch(p.call, (size_t)p.n * sizeof(float));
+  job.symmetric = (uint8_t*)accel_scratch(p.call, (size_t)p.n);
+  if (!job.spread || !job.symmetric) return;
+  const int64_t groups = p.k / p.group;
+  for (int64_t i = 0; i < p.n * groups; ++i) {
+    const float s = load_as_float(p.scales, i / groups * p.s_stride[0] + i % groups * p.s_stride[1], p.s_dtype);
     if (s == 0) continue;
-    job.ratio = -load_as_float(p.biases, r * p.b_stride[0] + g * p.b_stride[1], p.b_dtype) / s;
+    const float b = load_as_float(p.biases, i / groups * p.b_stride[0] + i % groups * p.b_stride[1], p.b_dtype);
+    job.ratio = -b / s;
     break;
   }
   const accel_task task = p.bits == 1   ? facts_rows<1>
                           : p.bits == 2 ? facts_rows<2>
+                          : p.bits == 3 ? facts_rows<3>
                           : p.bits == 4 ? facts_rows<4>
+                          : p.bits == 5 ? facts_rows<5>
+                          : p.bits == 6 ? facts_rows<6>
                                         : facts_rows<8>;
   accel_parallel_for(p.call, p.n, ceil_div(262144, p.k), task, &job);
+  out[1] = 1;
+  out[2] = job.ratio;
+  for (int64_t r = 0; r < p.n; ++r) {
+    if (job.spread[r] > out[0]) out[0] = job.spread[r];
+    if (!job.symmetric[r]) out[1] = 0;
+  }
 }
 
 }  // namespace

@@ -76,6 +76,48 @@ inline float unit_of(const float* x, int64_t k, float spread) {
   return power_of_two((int32_t)(bits_of(max * 1.0078125f) >> 23) - 127 - 22);
 }
 
+/* Up to 16 neighbouring numbers `stride` apart; zeros beyond n. */
+inline __m512 some_floats(const void* from, int32_t dtype, int64_t at, int64_t stride, int64_t n) {
+  const __mmask16 have = n >= 16 ? 0xffff : (__mmask16)((1u << n) - 1);
+  if (stride == 1) {
+    if (dtype == ACCEL_FLOAT16) return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(have, (const uint16_t*)from + at));
+    if (dtype == ACCEL_FLOAT32) return _mm512_maskz_loadu_ps(have, (const float*)from + at);
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(have, (const uint16_t*)from + at));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+  }
+  alignas(64) float v[16] = {0};
+  for (int64_t i = 0; i < min64(n, 16); ++i) v[i] = load_as_float(from, at + i * stride, dtype);
+  return _mm512_load_ps(v);
+}
+
+/* out[j] holds word j of each of sixteen rows of sixteen words. */
+inline void transpose16(const uint8_t* const* rows, __m512i* out) {
+  __m512i a[16], b[16];
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) a[i] = _mm512_loadu_si512(rows[i]);
+#pragma GCC unroll 8
+  for (int i = 0; i < 16; i += 2) {
+    b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+    b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 16; i += 4) {
+    a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
+    a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
+    a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
+    a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m512i p = _mm512_shuffle_i32x4(a[i], a[4 + i], 0x88), q = _mm512_shuffle_i32x4(a[8 + i], a[12 + i], 0x88);
+    const __m512i r = _mm512_shuffle_i32x4(a[i], a[4 + i], 0xdd), s = _mm512_shuffle_i32x4(a[8 + i], a[12 + i], 0xdd);
+    out[i] = _mm512_shuffle_i32x4(p, q, 0x88);
+    out[8 + i] = _mm512_shuffle_i32x4(p, q, 0xdd);
+    out[4 + i] = _mm512_shuffle_i32x4(r, s, 0x88);
+    out[12 + i] = _mm512_shuffle_i32x4(r, s, 0xdd);
+  }
+}
+
 /* Lines of one row whose unit is known.
  *   x       floats, zeros from k to the end of the last line
  *   lines   the row's first; `rows` from line to line

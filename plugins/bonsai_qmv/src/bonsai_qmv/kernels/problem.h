@@ -42,7 +42,7 @@ constexpr int64_t kSmallRows = 16;
 struct Bodies {
   void (*small)(const Problem&); /* 1..kSmallRows rows */
   void (*large)(const Problem&); /* any number of rows */
-  void (*facts)(const Problem&); /* y is (n, 3), see facts_body.h; NULL: nothing is made of them */
+  void (*facts)(const Problem&); /* y is (3,), see facts_body.h; NULL: nothing is made of them */
 };
 
 /* ACCEL_BUILD_* say which files the build could compile (mlx_accel_add_kernels). */
@@ -55,6 +55,9 @@ extern const Bodies kAvx512Bodies;
 #endif
 #if defined(ACCEL_BUILD_AVX512_VNNI)
 extern const Bodies kVnniBodies;
+#endif
+#if defined(ACCEL_BUILD_AMX)
+extern const Bodies kAmxBodies;
 #endif
 #if defined(__aarch64__)
 extern const Bodies kNeonBodies;

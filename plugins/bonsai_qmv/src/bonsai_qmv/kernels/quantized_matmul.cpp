@@ -7,13 +7,12 @@
  *            4  bias    (n,)  optional, float32, float16 or bfloat16
  * Output     0  y       (..., n)  float32, float16 or bfloat16
  * Parameters 0  bits (1, 2, 3, 4, 5, 6, 8), 1  group (32, 64, 128)
- *            optional, from bonsai_affine_facts over the whole layer: 2  the largest spread (float), 3  1 if every row
- *            is symmetric, 4  ratio (float). Without them rows of x are never taken as fixed point.
+ *            optional, from bonsai_affine_facts over the whole layer: 2  spread (float), 3  1 if symmetric, 4  ratio (float). Without them rows of x are never taken as fixed point.
  * Rows       any number, 0 included
  * Exactness  rounding; rows of calls with 1..16 rows are bit-equal to the row alone (qmv_body.h), more rows go to
  *            qmm_body.h
  *
- * bonsai_affine_facts: float32 (n, 3) from inputs x (of one row, whose numbers are not looked at), W, scales, biases and
+ * bonsai_affine_facts: float32 (3,) from inputs x (of one row, whose numbers are not looked at), W, scales, biases and
  * parameters 0 and 1; see facts_body.h.
  *
  * Reads nothing outside the elements of its inputs, writes every element of y.
@@ -31,6 +30,11 @@ bool is_float(int32_t dtype) {
 }
 
 const Bodies& bodies_for(const accel_call* call) {
+#if defined(ACCEL_BUILD_AMX)
+  if (accel_has(call, ACCEL_ISA_AVX512 | ACCEL_ISA_AVX512_VNNI | ACCEL_ISA_AVX512_VBMI | ACCEL_ISA_AMX_INT8)) {
+    return kAmxBodies;
+  }
+#endif
 #if defined(ACCEL_BUILD_AVX512_VNNI)
   if (accel_has(call, ACCEL_ISA_AVX512 | ACCEL_ISA_AVX512_VNNI)) return kVnniBodies;
 #endif
@@ -74,8 +78,8 @@ const char* describe(const accel_call* call, Problem& p, bool facts = false) {
   }
   p.rows = x->size / p.k;
   if (facts) {
-    if (y->ndim != 2 || y->shape[0] != p.n || y->shape[1] != 3 || y->dtype != ACCEL_FLOAT32) {
-      return "y must be float32 (n, 3)";
+    if (y->ndim != 1 || y->shape[0] != 3 || y->dtype != ACCEL_FLOAT32) {
+      return "y must be float32 (3,)";
     }
   } else if (y->shape[y->ndim - 1] != p.n || y->size != p.rows * p.n) {
     return "y must have the shape of x, its last dimension replaced by n";
@@ -149,12 +153,10 @@ ACCEL_KERNEL void bonsai_affine_facts(const accel_call* call) {
   }
   if (!bonsai::gather_words(p, call->inputs[1])) return;
   const bonsai::Bodies& bodies = bonsai::bodies_for(call);
-  if (bodies.facts && p.bits != 3 && p.bits != 5 && p.bits != 6) {
+  if (bodies.facts) {
     bodies.facts(p);
-    return;
-  }
-  for (int64_t i = 0; i < p.n; ++i) { /* no kernel asks */
-    float* out = (float*)p.y + 3 * i;
+  } else { /* no kernel asks */
+    float* out = (float*)p.y;
     out[0] = INFINITY;
     out[1] = out[2] = 0;
   }

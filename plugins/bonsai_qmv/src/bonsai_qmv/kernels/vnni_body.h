@@ -32,6 +32,9 @@ namespace {
 /* Groups whose scales are converted at a time, a multiple of what a line can hold. */
 constexpr int kGroupBlock = 256;
 
+/* Bytes to fetch ahead. */
+constexpr int64_t kAhead = 8192;
+
 template <int BITS>
 struct Vnni {
   using L = Line<BITS>;
@@ -154,26 +157,14 @@ struct Vnni {
                             _mm_cvtsi32_si128(__builtin_ctz((unsigned)words)));
   }
 
-  /* Up to 16 neighbouring numbers of a row of scales or biases; zeros beyond n. */
-  static inline __m512 some(const void* from, int32_t dtype, int64_t at, int64_t stride, int64_t n) {
-    const __mmask16 have = n >= 16 ? 0xffff : (__mmask16)((1u << n) - 1);
-    if (stride == 1) {
-      if (dtype == ACCEL_FLOAT16) return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(have, (const uint16_t*)from + at));
-      if (dtype == ACCEL_FLOAT32) return _mm512_maskz_loadu_ps(have, (const float*)from + at);
-      const __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(have, (const uint16_t*)from + at));
-      return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
-    }
-    alignas(64) float v[16] = {0};
-    for (int64_t i = 0; i < min64(n, 16); ++i) v[i] = load_as_float(from, at + i * stride, dtype);
-    return _mm512_load_ps(v);
-  }
-
   /* Sums of outputs n0 ... n0 + kOutputs - 1, all rows: sums[m * kUnit + r]. */
   template <bool ONE>
   static void outputs(const Job& job, int64_t n0, float (*sums)[16]) {
     const Problem& p = *job.p;
     const int group = p.group, shift = __builtin_ctz((unsigned)(group * BITS / 8)); /* bytes of a group, as a power */
-    const int64_t n_groups = p.k / group, ahead = kOutputs * p.w_stride;
+    const int64_t n_groups = p.k / group, tile_bytes = kOutputs * p.w_stride;
+    /* Far enough for memory to answer, and whole tiles, so that every line is asked for once. */
+    const int64_t ahead = tile_bytes * (tile_bytes ? ceil_div(kAhead, tile_bytes) : 0);
     const int count = ONE ? 1 : job.count;
     const uint8_t* w[kOutputs];
     int64_t row[kOutputs];
@@ -205,11 +196,11 @@ struct Vnni {
         const int64_t b_at = row[r] * p.b_stride[0] + g0 * p.b_stride[1];
         int64_t g = 0;
         for (; g < groups; g += 16) {
-          const __m512 s = some(p.scales, p.s_dtype, s_at + g * p.s_stride[1], p.s_stride[1], groups - g);
+          const __m512 s = some_floats(p.scales, p.s_dtype, s_at + g * p.s_stride[1], p.s_stride[1], groups - g);
           _mm512_store_ps(scale[r] + g, s);
           if (!has_offset) continue;
           const __m512 b = p.symmetric ? _mm512_setzero_ps()
-                                       : some(p.biases, p.b_dtype, b_at + g * p.b_stride[1], p.b_stride[1], groups - g);
+                                       : some_floats(p.biases, p.b_dtype, b_at + g * p.b_stride[1], p.b_stride[1], groups - g);
           const __m512 o = _mm512_fmadd_ps(center, s, b);
           if constexpr (ONE) {
             one[0][r] = _mm512_fmadd_ps(o, _mm512_loadu_ps(job.totals + g0 + g), one[0][r]);

@@ -1,0 +1,383 @@
+/* y = x @ W.T (+ bias) for many rows of x by integer tile products: 1 to 6 and 8 bits, AMX-INT8.
+ *
+ * Layout     W as in qmv_body.h; a stretch is 64 codes of a row of W, 8 * bits bytes.
+ * Rows       any number; meant for more than 16.
+ * Exactness  rounding. x enters as fixed point of 24 bits per row, three planes of signed digits (planes.h). The sums of
+ *            (code - center) * digit over a group are exact integers; the three of them become one float32 with one
+ *            rounding each, are multiplied by the group's scale and collected over the groups in float32, together with
+ *            (bias + center * scale) * sum(v). Rows of x that do not fit fixed point take the float32 kernel, alone.
+ * Rows       Results depend on nothing but the row, the weights and the group.
+ * Method     Sixteen rows of W, unpacked once per block of rows of x to bytes in the order in which shifts and masks
+ *            deliver them, are the left tile; sixteen rows of x, as groups of four digits, the right. A tile product of
+ *            64 k takes 16 cycles for 16384 multiply-adds, three of them make up a group of 64. The sums leave the
+ *            tiles after each group and are scaled in vector registers, sixteen rows of x in the lanes, while the next
+ *            group is multiplied. The block of rows of x is as large as the second-level cache holds.
+ * Source     Written for this library; tile instructions as in Intel's architecture manuals.
+ */
+#ifndef BONSAI_QMV_AMX_BODY_H
+#define BONSAI_QMV_AMX_BODY_H
+
+#include "vnni_body.h"
+
+namespace bonsai {
+namespace {
+
+/* Digits of a block of rows of x that stay in the second-level cache. */
+constexpr int64_t kBlockBytes = 1 << 20;
+
+/* What LDTILECFG reads: tiles 0..2 sums, 3 and 4 codes, 5..7 digits. In static memory, since compilers take it for a
+ * read of eight bytes and would not store the rest. */
+struct TileConfig {
+  uint8_t palette, start_row, reserved[14];
+  uint16_t bytes[16];
+  uint8_t rows[16];
+};
+#define BONSAI_TILES(T)                                                                   \
+  {1, 0, {0}, {64, 64, 64, T, T, 64, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0},                     \
+   {16, 16, 16, 16, 16, T / 4, T / 4, T / 4, 0, 0, 0, 0, 0, 0, 0, 0}}
+alignas(64) const TileConfig kTiles[2] = {BONSAI_TILES(32), BONSAI_TILES(64)};
+#undef BONSAI_TILES
+
+/* The order of the 64 codes of a stretch. Position q of a tile row holds code `code[q]`; codes of 1, 2, 4 and 8 bits are
+ * brought there by moving byte `byte[q]` and shifting 16-bit lanes by `shift`, the others by gathering each eight codes
+ * in one 64-bit lane and picking bits. A group of 32 has its own half. */
+struct Order {
+  alignas(64) uint8_t code[64], byte[64];
+  alignas(64) uint16_t shift[32];
+  Order(int bits, int group) {
+    const bool whole = 8 % bits == 0;
+    const int t = group < 64 ? group : 64, steps = whole ? 8 / bits : 1, chunk = t / steps;
+    for (int q = 0; q < 64; ++q) {
+      const int half = q / t, i = q % t / chunk, at = q % t % chunk;
+      code[q] = (uint8_t)(half * t + at * steps + i);
+      byte[q] = (uint8_t)(whole ? half * chunk + at : q % 8 < bits ? q / 8 * bits + q % 8 : 0);
+      if (q % 2 == 0) shift[q / 2] = (uint16_t)(i * bits);
+    }
+  }
+};
+
+struct AmxJob {
+  const Problem* p;
+  const Order* order;
+  float* unit; /* per row of x; 0 where it does not fit */
+  int64_t m0, rows, tiles; /* the rows at work, sixteen to a tile */
+  int64_t stretches, groups;
+  int8_t* x;      /* [tile][stretch][plane][16 groups of four][16 rows][4] */
+  float* totals;  /* [tile][group][16 rows] */
+  uint8_t* slots; /* one scratch slot per thread */
+  char* scratch;
+  size_t slot_bytes;
+  int32_t n_slots;
+
+  int32_t take_slot() const {
+    for (int32_t i = 0;; i = i + 1 < n_slots ? i + 1 : 0) {
+      if (!__atomic_exchange_n(&slots[i], 1, __ATOMIC_ACQUIRE)) return i;
+    }
+  }
+};
+
+/* Are rows fit for fixed point? */
+inline void amx_units(void* arg, int64_t begin, int64_t end) {
+  const AmxJob& job = *(const AmxJob*)arg;
+  const Problem& p = *job.p;
+  const int64_t stride = p.x->strides[p.x->ndim - 1];
+  const int32_t slot = job.take_slot();
+  float* line = (float*)(job.scratch + slot * job.slot_bytes);
+  for (int64_t m = begin; m < end; ++m) {
+    load_floats<Avx512>(p.x->data, x_row_offset(p.x, m), stride, p.x->dtype, line, p.k);
+    for (int64_t k = p.k; k % 16; ++k) line[k] = 0;
+    job.unit[m] = unit_of(line, p.k, p.spread);
+  }
+  __atomic_store_n(&job.slots[slot], 0, __ATOMIC_RELEASE);
+}
+
+/* Digits and totals of tiles of sixteen rows. */
+inline void amx_digits(void* arg, int64_t begin, int64_t end) {
+  const AmxJob& job = *(const AmxJob*)arg;
+  const Problem& p = *job.p;
+  const int64_t stride = p.x->strides[p.x->ndim - 1];
+  const __m512i order = _mm512_load_si512(job.order->code);
+  for (int64_t tile = begin; tile < end; ++tile) {
+    int8_t* out = job.x + tile * job.stretches * 3072;
+    float* totals = job.totals + tile * job.groups * 16;
+    int64_t offset[16];
+    bool used[16];
+    float inverse[16];
+    __m512i sum[16];
+    for (int i = 0; i < 16; ++i) {
+      const int64_t m = tile * 16 + i;
+      used[i] = m < job.rows && job.unit[job.m0 + m] != 0;
+      offset[i] = used[i] ? x_row_offset(p.x, job.m0 + m) : 0;
+      inverse[i] = used[i] ? 1.0f / job.unit[job.m0 + m] : 0;
+      sum[i] = _mm512_setzero_si512();
+    }
+    for (int64_t s = 0; s < job.stretches; ++s, out += 3072) {
+      alignas(64) int8_t row[3][16][64];
+      const int64_t k0 = s * 64, depth = min64(64, p.k - k0);
+      for (int i = 0; i < 16; ++i) {
+        if (!used[i]) {
+          for (int q = 0; q < 3; ++q) _mm512_store_si512(row[q][i], _mm512_setzero_si512());
+          for (int64_t g = k0 / p.group; g * p.group < k0 + depth; ++g) totals[g * 16 + i] = 0;
+          continue;
+        }
+        alignas(64) float line[64];
+        const float* x = line;
+        if (p.x->dtype == ACCEL_FLOAT32 && stride == 1 && depth == 64) {
+          x = (const float*)p.x->data + offset[i] + k0;
+        } else {
+          for (int64_t k = depth; k < 64; ++k) line[k] = 0;
+          load_floats<Avx512>(p.x->data, offset[i] + k0 * stride, stride, p.x->dtype, line, depth);
+        }
+        alignas(64) int8_t digits[3][64];
+        const __m512 scale = _mm512_set1_ps(inverse[i]);
+        for (int j = 0; j < 64; j += 16) {
+          const __m512i v = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + j), scale));
+          const __m512i lo = _mm512_srai_epi32(_mm512_slli_epi32(v, 24), 24);
+          const __m512i rest = _mm512_srai_epi32(_mm512_sub_epi32(v, lo), 8);
+          const __m512i mid = _mm512_srai_epi32(_mm512_slli_epi32(rest, 24), 24);
+          const __m512i hi = _mm512_srai_epi32(_mm512_sub_epi32(rest, mid), 8);
+          _mm_store_si128((__m128i*)(digits[0] + j), _mm512_cvtepi32_epi8(hi));
+          _mm_store_si128((__m128i*)(digits[1] + j), _mm512_cvtepi32_epi8(mid));
+          _mm_store_si128((__m128i*)(digits[2] + j), _mm512_cvtepi32_epi8(lo));
+          sum[i] = _mm512_add_epi32(sum[i], v);
+          if ((k0 + j + 16) % p.group == 0 && k0 + j < p.k) {
+            totals[(k0 + j) / p.group * 16 + i] = (float)_mm512_reduce_add_epi32(sum[i]);
+            sum[i] = _mm512_setzero_si512();
+          }
+        }
+        for (int q = 0; q < 3; ++q) {
+          _mm512_store_si512(row[q][i], _mm512_permutexvar_epi8(order, _mm512_load_si512(digits[q])));
+        }
+      }
+      for (int q = 0; q < 3; ++q) {
+        const uint8_t* rows[16];
+        for (int i = 0; i < 16; ++i) rows[i] = (const uint8_t*)row[q][i];
+        transpose16(rows, (__m512i*)(out + q * 1024));
+      }
+    }
+  }
+}
+
+/* Codes of sixteen rows, minus the center: [stretch][16 rows][64]. */
+template <int BITS>
+void amx_codes(const AmxJob& job, int64_t n0, int8_t* out) {
+  const Problem& p = *job.p;
+  const __m512i byte = _mm512_load_si512(job.order->byte), shift = _mm512_load_si512(job.order->shift);
+  const __m512i mask = _mm512_set1_epi8((char)((1u << BITS) - 1)), center = _mm512_set1_epi8((char)kCenter<BITS>);
+  const __m512i pick = _mm512_set1_epi64((long long)(0x0706050403020100ull * BITS));
+  for (int64_t s = 0; s < job.stretches; ++s) {
+    const int64_t bytes = min64(64, p.k - s * 64) * BITS / 8;
+    const __mmask64 have = bytes == 64 ? ~0ull : (1ull << bytes) - 1;
+    for (int r = 0; r < 16; ++r, out += 64) {
+      const uint8_t* w = p.w + min64(n0 + r, p.n - 1) * p.w_stride + s * 8 * BITS;
+      __m512i c = _mm512_permutexvar_epi8(byte, _mm512_maskz_loadu_epi8(have, w));
+      if constexpr (8 % BITS != 0) {
+        c = _mm512_and_si512(_mm512_multishift_epi64_epi8(pick, c), mask);
+      } else if constexpr (BITS != 8) {
+        c = _mm512_and_si512(_mm512_srlv_epi16(c, shift), mask);
+      }
+      _mm512_store_si512(out, _mm512_sub_epi8(c, center));
+    }
+  }
+}
+
+/* Scales, or what comes to them, of sixteen rows: [group][16]. */
+inline void amx_lanes(const AmxJob& job, const void* from, int32_t dtype, const int64_t* stride, int64_t n0,
+                      float* out) {
+  alignas(64) float block[16][16];
+  for (int64_t g = 0; g < job.groups; g += 16) {
+    const int64_t n = min64(16, job.groups - g);
+    const uint8_t* rows[16];
+    for (int r = 0; r < 16; ++r) {
+      const int64_t at = min64(n0 + r, job.p->n - 1) * stride[0] + (g)*stride[1];
+      _mm512_store_ps(block[r], some_floats(from, dtype, at, stride[1], n));
+      rows[r] = (const uint8_t*)block[r];
+    }
+    __m512i lanes[16];
+    transpose16(rows, lanes);
+    for (int64_t i = 0; i < n; ++i) _mm512_store_si512(out + (g + i) * 16, lanes[i]);
+  }
+}
+
+/* acc[n] += scale of (n, g) * sums, sixteen rows of x in the lanes. */
+inline __attribute__((always_inline)) void amx_collect(const int32_t (*sums)[16][16], const float* scale,
+                                                       const float* offset, const float* totals, __m512 (&acc)[16]) {
+#pragma GCC unroll 16
+  for (int n = 0; n < 16; ++n) {
+    const __m512i hi = _mm512_load_si512(sums[0][n]), mid = _mm512_load_si512(sums[1][n]);
+    const __m512 high = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(hi, 8), mid));
+    const __m512 low = _mm512_cvtepi32_ps(_mm512_load_si512(sums[2][n]));
+    const __m512 all = _mm512_fmadd_ps(high, _mm512_set1_ps(256.0f), low);
+    acc[n] = _mm512_fmadd_ps(all, _mm512_set1_ps(scale[n]), acc[n]);
+  }
+  if (offset) {
+    const __m512 t = _mm512_load_ps(totals);
+#pragma GCC unroll 16
+    for (int n = 0; n < 16; ++n) acc[n] = _mm512_fmadd_ps(t, _mm512_set1_ps(offset[n]), acc[n]);
+  }
+}
+
+/* Sixteen outputs of sixteen rows. GROUP 128 is two tile products, 32 half a one. */
+template <int GROUP>
+void amx_tile(const AmxJob& job, const int8_t* codes, const int8_t* x, const float* scale, const float* offset,
+              const float* totals, float (*out)[16]) {
+  alignas(64) int32_t sums[2][3][16][16];
+  __m512 acc[16];
+#pragma GCC unroll 16
+  for (int n = 0; n < 16; ++n) acc[n] = _mm512_setzero_ps();
+  for (int64_t g = 0; g < job.groups; ++g) {
+    const int64_t s = g * GROUP / 64, part = GROUP == 32 ? g % 2 : 0;
+    const int8_t *a = codes + s * 1024 + part * 32, *b = x + s * 3072 + part * 512;
+    int32_t(*to)[16][16] = sums[g % 2];
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_loadd(3, a, 64);
+    _tile_loadd(5, b, 64);
+    _tile_dpbssd(0, 3, 5);
+    _tile_loadd(6, b + 1024, 64);
+    _tile_dpbssd(1, 3, 6);
+    _tile_loadd(7, b + 2048, 64);
+    _tile_dpbssd(2, 3, 7);
+    if constexpr (GROUP == 128) {
+      _tile_loadd(4, a + 1024, 64);
+      _tile_loadd(5, b + 3072, 64);
+      _tile_dpbssd(0, 4, 5);
+      _tile_loadd(6, b + 4096, 64);
+      _tile_dpbssd(1, 4, 6);
+      _tile_loadd(7, b + 5120, 64);
+      _tile_dpbssd(2, 4, 7);
+    }
+    /* The previous group's sums, while this one's are under way. */
+    if (g) {
+      const int64_t h = (g - 1) * 16;
+      amx_collect(sums[(g - 1) % 2], scale + h, offset ? offset + h : NULL, totals + h, acc);
+    }
+    _tile_stored(0, to[0], 64);
+    _tile_stored(1, to[1], 64);
+    _tile_stored(2, to[2], 64);
+  }
+  const int64_t h = (job.groups - 1) * 16;
+  amx_collect(sums[(job.groups - 1) % 2], scale + h, offset ? offset + h : NULL, totals + h, acc);
+#pragma GCC unroll 16
+  for (int n = 0; n < 16; ++n) _mm512_store_ps(out[n], acc[n]);
+}
+
+template <int BITS>
+void amx_run(void* arg, int64_t begin, int64_t end) {
+  const AmxJob& job = *(const AmxJob*)arg;
+  const Problem& p = *job.p;
+  const int32_t slot = job.take_slot();
+  char* memory = job.scratch + slot * job.slot_bytes;
+  float *scale = (float*)memory, *offset = scale + job.groups * 16;
+  int8_t* codes = (int8_t*)(offset + job.groups * 16);
+  _tile_loadconfig(&kTiles[p.group != 32]);
+  for (int64_t i = begin; i < end; ++i) {
+    const int64_t n0 = i * 16, columns = min64(16, p.n - n0);
+    const __mmask16 have = (__mmask16)((1u << columns) - 1);
+    amx_codes<BITS>(job, n0, codes);
+    amx_lanes(job, p.scales, p.s_dtype, p.s_stride, n0, scale);
+    const float* o = offset;
+    if (p.symmetric && (float)kCenter<BITS> == p.ratio) {
+      o = NULL;
+    } else {
+      if (!p.symmetric) amx_lanes(job, p.biases, p.b_dtype, p.b_stride, n0, offset);
+      const __m512 center = _mm512_set1_ps((float)kCenter<BITS> - p.ratio);
+      for (int64_t g = 0; g < job.groups * 16; g += 16) {
+        const __m512 b = p.symmetric ? _mm512_setzero_ps() : _mm512_load_ps(offset + g);
+        _mm512_store_ps(offset + g, _mm512_fmadd_ps(center, _mm512_load_ps(scale + g), b));
+      }
+    }
+    __m512 bias = _mm512_setzero_ps();
+    if (p.bias) bias = some_floats(p.bias->data, p.bias->dtype, n0 * p.bias->strides[0], p.bias->strides[0], columns);
+    for (int64_t tile = 0; tile < job.tiles; ++tile) {
+      alignas(64) float sums[16][16];
+      const int8_t* x = job.x + tile * job.stretches * 3072;
+      const float* totals = job.totals + tile * job.groups * 16;
+      switch (p.group) {
+        case 32: amx_tile<32>(job, codes, x, scale, o, totals, sums); break;
+        case 64: amx_tile<64>(job, codes, x, scale, o, totals, sums); break;
+        default: amx_tile<128>(job, codes, x, scale, o, totals, sums);
+      }
+      const uint8_t* rows[16];
+      for (int n = 0; n < 16; ++n) rows[n] = (const uint8_t*)sums[n];
+      __m512i out[16];
+      transpose16(rows, out);
+      for (int64_t m = 0; m < min64(16, job.rows - tile * 16); ++m) {
+        const float unit = job.unit[job.m0 + tile * 16 + m];
+        if (unit == 0) continue; /* left to the float32 kernel */
+        __m512 v = _mm512_mul_ps(_mm512_castsi512_ps(out[m]), _mm512_set1_ps(unit));
+        if (p.bias) v = _mm512_add_ps(v, bias);
+        const int64_t at = (job.m0 + tile * 16 + m) * p.n + n0;
+        if (p.y_dtype == ACCEL_FLOAT32) {
+          _mm512_mask_storeu_ps((float*)p.y + at, have, v);
+        } else if (p.y_dtype == ACCEL_FLOAT16) {
+          _mm256_mask_storeu_epi16((uint16_t*)p.y + at, have, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+        } else {
+          alignas(64) float y[16];
+          _mm512_store_ps(y, v);
+          for (int64_t c = 0; c < columns; ++c) ((uint16_t*)p.y)[at + c] = float_to_bfloat(y[c]);
+        }
+      }
+    }
+  }
+  _tile_release();
+  __atomic_store_n(&job.slots[slot], 0, __ATOMIC_RELEASE);
+}
+
+inline void amx_large_rows(const Problem& p) {
+  if (!(p.spread < INFINITY)) {
+    large_rows<Avx512>(p);
+    return;
+  }
+  AmxJob job;
+  job.p = &p;
+  job.stretches = ceil_div(p.k, 64);
+  job.groups = p.k / p.group;
+  const Order order(p.bits, p.group);
+  job.order = &order;
+  const int64_t row_bytes = job.stretches * 192;
+  const int64_t block = min64(ceil_div(p.rows, 16), kBlockBytes / (16 * row_bytes) < 2 ? 2 : kBlockBytes / (16 * row_bytes)) * 16;
+  job.n_slots = p.call->threads < 1 ? 1 : p.call->threads;
+  job.slot_bytes = (size_t)(job.groups * 128 + job.stretches * 1024);
+  job.x = (int8_t*)accel_scratch(p.call, (size_t)(block * row_bytes));
+  job.totals = (float*)accel_scratch(p.call, (size_t)(block * job.groups) * sizeof(float));
+  job.unit = (float*)accel_scratch(p.call, (size_t)p.rows * sizeof(float));
+  job.slots = (uint8_t*)accel_scratch(p.call, (size_t)job.n_slots);
+  job.scratch = (char*)accel_scratch(p.call, (size_t)job.n_slots * job.slot_bytes);
+  if (!job.x || !job.totals || !job.unit || !job.slots || !job.scratch) return;
+  memset(job.slots, 0, (size_t)job.n_slots);
+  accel_parallel_for(p.call, p.rows, 16, amx_units, &job);
+  int64_t unfit = 0;
+  for (int64_t m = 0; m < p.rows; ++m) unfit += job.unit[m] == 0;
+  if (unfit > p.rows / 8 + 1) {
+    large_rows<Avx512>(p);
+    return;
+  }
+  const accel_task run = p.bits == 1   ? amx_run<1>
+                         : p.bits == 2 ? amx_run<2>
+                         : p.bits == 3 ? amx_run<3>
+                         : p.bits == 4 ? amx_run<4>
+                         : p.bits == 5 ? amx_run<5>
+                         : p.bits == 6 ? amx_run<6>
+                                       : amx_run<8>;
+  const int64_t columns = ceil_div(p.n, 16);
+  for (job.m0 = 0; job.m0 < p.rows; job.m0 += block) {
+    job.rows = min64(block, p.rows - job.m0);
+    job.tiles = ceil_div(job.rows, 16);
+    accel_parallel_for(p.call, job.tiles, 1, amx_digits, &job);
+    accel_parallel_for(p.call, columns, columns > 64 ? 4 : 1, run, &job);
+  }
+  for (int64_t m = 0; unfit && m < p.rows; ++m) {
+    if (job.unit[m] != 0) continue;
+    Problem one = p;
+    one.row0 = m;
+    one.rows = 1;
+    small_rows<Avx512>(one);
+    --unfit;
+  }
+}
+
+}  // namespace
+}  // namespace bonsai
+#endif
