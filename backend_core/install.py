@@ -165,11 +165,11 @@ def accelerated_class(stock: type) -> type:
         namespace["__call__"] = multi
     elif kind == "rope":
 
-        def rope(self: Any, x: Any, offset: Any = 0) -> Any:
+        def rope(self: Any, x: Any, offset: Any = 0, *rest: Any, **options: Any) -> Any:
             slot = self.__dict__.get(KEY)
             # Offers take one position for the whole batch; a position per sequence is an array.
-            if slot is None or type(offset) is not int:
-                return stock.__call__(self, x, offset)
+            if slot is None or type(offset) is not int or rest or options:
+                return stock.__call__(self, x, offset, *rest, **options)
             return slot.call(self, x, offset)
 
         namespace["__call__"] = rope
@@ -235,11 +235,10 @@ def float32_lookup(module: Any, x: Any) -> Any:
 
 def _kind(stock: type) -> str:
     """How the class is called; layers with one argument are ``"linear"``."""
-    import mlx.nn as nn
-
+    from .rope import is_rope
     from .walk import linear_kinds
 
-    return "rope" if stock is nn.RoPE else linear_kinds().get(stock, "linear")
+    return "rope" if is_rope(stock) else linear_kinds().get(stock, "linear")
 
 
 def stock_reduce(self: Any, protocol: Any) -> tuple[Any, ...]:

@@ -11,6 +11,7 @@ from . import reference, reference_ops
 from .errors import VerificationError
 from .offers import Offer
 from .probe_base import MOST_ROWS, Probe, compare, inputs, require_form, require_same_rows
+from .rope import rotation_of
 from .sites import OpSite, itemsize
 
 #: Heads and position at which rotary embeddings are probed.
@@ -114,9 +115,9 @@ class LayerNormProbe(NormProbe):
 
 
 class RopeProbe(OpProbe):
-    """``nn.RoPE``: ``f(x, offset)`` with x (batch, heads, rows, features)."""
+    """Rotary embeddings: ``f(x, offset)`` with x (batch, heads, rows, features)."""
 
-    weightless = True
+    weightless = True  # equal frequencies are part of the signature
 
     def args(self, rows: int) -> tuple[Any, ...]:
         import mlx.core as mx
@@ -133,8 +134,14 @@ class RopeProbe(OpProbe):
     def expected(self, module: Any, x64: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         s = self.site
         offset = OFFSET - x64.shape[-2]
-        y64 = reference_ops.rope(x64, s.rope_dims, s.rope_traditional, s.rope_base, s.rope_scale, offset)
-        return y64, reference_ops.rope_bound(x64, y64, s.rope_dims, s.rope_traditional, s.out_dtype)
+        if not s.rope_freqs:
+            y64 = reference_ops.rope(x64, s.rope_dims, s.rope_traditional, s.rope_base, s.rope_scale, offset)
+            return y64, reference_ops.rope_bound(x64, y64, s.rope_dims, s.rope_traditional, s.out_dtype)
+        r = rotation_of(module)
+        if r is None:
+            raise VerificationError("its frequencies cannot be read")
+        y64 = reference_ops.rope_by_frequencies(x64, r.frequencies, r.factor, r.traditional, offset)
+        return y64, reference_ops.rope_bound(x64, y64, r.dims, r.traditional, s.out_dtype, r.factor)
 
     def by_rows(self, y: np.ndarray, rows: int) -> np.ndarray:
         return np.ascontiguousarray(y[0].transpose(1, 0, 2)).reshape(rows, -1)

@@ -44,11 +44,19 @@ def layer_norm_bound(x: np.ndarray, weight: np.ndarray | None, bias: np.ndarray 
 
 def rope(x: np.ndarray, dims: int, traditional: bool, base: float, scale: float, offset: int) -> np.ndarray:
     """Rotary embedding of the first `dims` features at positions offset + index along axis -2."""
-    y = x.copy()
+    frequencies = scale * base ** (-np.arange(dims // 2, dtype=np.float64) * 2.0 / dims)
+    return rope_by_frequencies(x, frequencies, 1.0, traditional, offset)
+
+
+def rope_by_frequencies(
+    x: np.ndarray, frequencies: np.ndarray, factor: float, traditional: bool, offset: int
+) -> np.ndarray:
+    """Pair i of the row at position p turned by p * frequencies[i] and multiplied by a factor."""
+    y, dims = x.copy(), 2 * len(frequencies)
     first, second = _pairs(x, dims, traditional)
-    positions = (offset + np.arange(x.shape[-2], dtype=np.float64)) * scale
-    angles = positions[:, None] * base ** (-np.arange(dims // 2, dtype=np.float64) * 2.0 / dims)
-    cos, sin = np.cos(angles), np.sin(angles)
+    positions = offset + np.arange(x.shape[-2], dtype=np.float64)
+    angles = positions[:, None] * frequencies
+    cos, sin = factor * np.cos(angles), factor * np.sin(angles)
     a, b = first * cos - second * sin, first * sin + second * cos
     if traditional:
         y[..., 0:dims:2], y[..., 1:dims:2] = a, b
@@ -57,15 +65,16 @@ def rope(x: np.ndarray, dims: int, traditional: bool, base: float, scale: float,
     return y
 
 
-def rope_bound(x: np.ndarray, y64: np.ndarray, dims: int, traditional: bool, dtype: str) -> np.ndarray:
-    """1 ulp + 8 * 2^-24 (|x1| + |x2|) for each rotated pair (x1, x2); the features behind them are copied."""
+def rope_bound(x: np.ndarray, y64: np.ndarray, dims: int, traditional: bool, dtype: str,
+               factor: float = 1.0) -> np.ndarray:  # fmt: skip
+    """1 ulp + 8 * 2^-24 |factor| (|x1| + |x2|) for each rotated pair (x1, x2); the features behind them are copied."""
     lost = np.zeros_like(x)
     first, second = _pairs(np.abs(x), dims, traditional)
     if traditional:
         lost[..., 0:dims:2] = lost[..., 1:dims:2] = first + second
     else:
         lost[..., : dims // 2] = lost[..., dims // 2 : dims] = first + second
-    return ulp(y64, dtype) + 8 * _EPS * lost
+    return ulp(y64, dtype) + 8 * _EPS * abs(factor) * lost
 
 
 def _pairs(x: np.ndarray, dims: int, traditional: bool) -> tuple[np.ndarray, np.ndarray]:

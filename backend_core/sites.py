@@ -255,7 +255,10 @@ class OpSite(Site):
     eps
         For norms.
     rope_base, rope_scale, rope_traditional, rope_dims
-        For rope.
+        For rope: positions times ``rope_scale * rope_base ** (-2 i / rope_dims)`` are the angles.
+    rope_freqs
+        For rope with frequencies of its own: identifies them, and what the result is multiplied with
+        (:func:`backend_core.rope.rotation_of`); base and scale say nothing then. ``""`` otherwise.
     """
 
     op: str = ""
@@ -269,6 +272,7 @@ class OpSite(Site):
     rope_scale: float = 1.0
     rope_traditional: bool = False
     rope_dims: int = 0
+    rope_freqs: str = ""
 
     hook: ClassVar[str] = "select_op"
 

@@ -249,6 +249,8 @@ def find_ops(model: Any, x_dtype: str = "") -> list[Found]:
     import mlx.core as mx
     import mlx.nn as nn
 
+    from .rope import rotation_of
+
     found = []
     common: dict[str, Any] = {
         "device": default_device(),
@@ -268,12 +270,13 @@ def find_ops(model: Any, x_dtype: str = "") -> list[Found]:
                 dims=weight.shape[-1], weight_dtype=dtype_name(weight.dtype), x_dtype=dtype_name(x),
                 out_dtype=dtype_name(out), **common,
             )  # fmt: skip
-        elif cls is nn.RoPE:
+        elif (rotation := rotation_of(module)) is not None:
             dtype = x_dtype or activations_dtype(model) or "float32"
+            own = {"rope_base": float(module.base), "rope_scale": float(module.scale)} if rotation.plain else {
+                "rope_freqs": rotation.content}  # fmt: skip
             site = OpSite(
-                path=path, op="rope", dims=module.dims, rope_dims=module.dims, rope_base=float(module.base),
-                rope_scale=float(module.scale), rope_traditional=bool(module.traditional),
-                x_dtype=dtype, out_dtype=dtype, **common,
+                path=path, op="rope", dims=rotation.dims, rope_dims=rotation.dims, rope_traditional=rotation.traditional,
+                x_dtype=dtype, out_dtype=dtype, **own, **common,
             )  # fmt: skip
         else:
             continue

@@ -126,10 +126,19 @@ def test_other_llamas(monkeypatch, change):
     same_bits(*both(monkeypatch, lambda: model(**change)))
 
 
-def test_positions_with_frequencies_are_turned_separately(monkeypatch):
-    scaling = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-               "original_max_position_embeddings": 64}  # fmt: skip
-    same_bits(*both(monkeypatch, lambda: model(rope_scaling=scaling)))
+SCALINGS = {
+    "llama3": {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+               "original_max_position_embeddings": 64},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    # Its base changes with the length: positions are turned separately.
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_positions_with_frequencies(monkeypatch, scaling):
+    options = {"rope_scaling": SCALINGS[scaling], "max_position_embeddings": 256}
+    same_bits(*both(monkeypatch, lambda: model(**options)))
 
 
 def test_blocks_of_layers_that_are_not_known():

@@ -188,12 +188,16 @@ class Rope:
     base: float = 10000.0
     scale: float = 1.0
     offsets: h.Typed | None = None
+    factors: np.ndarray | None = None
+
+    def frequencies(self) -> np.ndarray:
+        return self.scale * np.float64(self.base) ** (-np.arange(0, self.dims, 2, dtype=np.float64) / self.dims)
 
     def run(self, isa: int | None = None, threads: int = 1, x: h.Typed | None = None) -> h.Typed:
         x = x or self.x
         out = h.Typed.blank(x.raw.shape, x.dtype)
-        pairs = -np.arange(0, self.dims, 2, dtype=np.float64) / self.dims
-        table = h.Typed(self.scale * np.float64(self.base) ** pairs, "float64")
+        table = self.frequencies()
+        table = h.Typed(table if self.factors is None else np.stack([table, self.factors]), "float64")
         inputs = [x, *([self.offsets] if self.offsets else []), table]
         isa = best() if isa is None else isa
         params = [self.offset, int(self.traditional)]
@@ -204,6 +208,10 @@ class Rope:
         x = x or self.x
         offset = self.offset + (self.offsets.values if self.offsets else 0)
         want = ref.rope(x.values, self.dims, self.traditional, self.base, self.scale, offset, x.dtype)
+        if self.factors is not None:
+            want = ref.rope_by_frequencies(
+                x.values, self.frequencies(), self.factors, self.traditional, offset, x.dtype
+            )
         error = ref.errors(y.values, want, x.dtype)
         assert error.size == 0 or error.max() <= 1.0, f"{error.max():.3g} times the bound at {error.argmax()}"
 

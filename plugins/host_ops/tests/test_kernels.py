@@ -324,6 +324,26 @@ def test_rope_strides(dtype, traditional):
         assert same_bits([y], [case.run(x=h.Typed(np.ascontiguousarray(view.raw), dtype))])
 
 
+@pytest.mark.parametrize("traditional", [False, True])
+def test_rope_with_factors(traditional, isa):
+    rng = np.random.default_rng(8)
+    for shape, dims in (((2, 3, 5, 80), 32), ((1, 2, 65, 16), 16), ((3, 4, 2), 2), ((1, 2, 1100), 1080)):
+        for dtype in FLOATS:
+            x = h.Typed.of(rng.normal(0, 2, shape), dtype)
+            case = cases.Rope(x, dims, traditional, 77, factors=rng.uniform(-2, 2, dims // 2))
+            whole = case.run(isa)
+            case.check(whole)
+            assert same_bits([case.run(isa, threads=3)], [whole])
+            case.factors = np.ones(dims // 2)
+            assert same_bits([case.run(isa)], [cases.Rope(x, dims, traditional, 77).run(isa)])
+
+
+def test_rope_with_frequency_zero_copies(isa):
+    x = h.Typed.of(np.random.default_rng(9).normal(size=(1, 2, 3, 8)), "float16")
+    case = cases.Rope(x, 8, False, 5, scale=0.0)
+    assert same_bits([case.run(isa)], [x])
+
+
 def test_rope_rows_and_threads(isa):
     for traditional in (False, True):
         x = h.Typed.of(np.random.default_rng(6).normal(size=(2, 9, 120, 64)), "float32")

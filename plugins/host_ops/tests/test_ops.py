@@ -212,6 +212,31 @@ def test_offsets_that_stock_refuses():
         ops.rope(7, False, 1e4, 1.0)
 
 
+@pytest.mark.parametrize("factor", [1.0, 1.25])
+@pytest.mark.parametrize("traditional", [False, True])
+def test_rope_by_frequencies(traditional, factor):
+    periods = np.array([1.0, 3.0, 50.0, np.inf, 7.5, 1e4, 2.0, 12.0])
+    f = ops.rope_by_frequencies(1 / periods, factor, traditional)
+    x = normal(2, 3, 4, N)
+
+    def stock(x, offset):
+        x = mx.concatenate([factor * x[..., :16], x[..., 16:]], axis=-1)
+        freqs = mx.array(periods.astype(np.float32))
+        return mx.fast.rope(x, 16, traditional=traditional, base=None, scale=1.0, offset=offset, freqs=freqs)
+
+    for offset in (0, 3, mx.array([5, 9]), mx.array([5, 9], mx.uint32)):
+        assert differ(f(x, offset), stock(x, offset)) < 1e-5
+    g, h = (mx.grad(lambda x, f=f: (f(x, 5) ** 2 * normal(4, N, seed=8)).sum())(x) for f in (f, stock))
+    assert differ(g, h) < 1e-4
+    assert f.way == int(traditional)
+
+
+def test_rope_needs_frequencies():
+    for bad in ([], [[1.0]], 1.0):
+        with pytest.raises(ValueError, match="vector"):
+            ops.rope_by_frequencies(np.array(bad))
+
+
 def test_softcap_as_models_call_it():
     f = ops.logit_softcap()
     x = normal(3, N) * 50

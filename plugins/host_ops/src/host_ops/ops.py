@@ -182,10 +182,37 @@ def rope(dims: int, traditional: bool, base: float, scale: float) -> Callable[..
     """
     if dims <= 0 or dims % 2:
         raise ValueError(f"dims must be a positive even number, not {dims}")
-    table = mx.array(frequencies(dims, base, scale), dtype=mx.float64)
-    kernel = _rope(dims, traditional, base, scale)
-    turn = kernel.bind([table], output_shape=like(0), output_dtype=like(0), params=[0, int(traditional)])
     stock = functools.partial(_stock_rope, dims=dims, traditional=traditional, base=base, scale=scale)
+    return _rotation(_rope(dims, traditional, base, scale), frequencies(dims, base, scale), traditional, stock)
+
+
+def rope_by_frequencies(
+    frequencies: np.ndarray, factor: float = 1.0, traditional: bool = False
+) -> Callable[..., mx.array]:
+    """Rotary positions with any frequencies as a function f(x, offset=0), as :func:`rope`.
+
+    frequencies
+        (dims / 2,): pair i of a row at position p turns by ``p * frequencies[i]``.
+    factor
+        The rotated elements are multiplied by it; those behind them are copied.
+
+    Raises ValueError if there are no frequencies.
+    """
+    table = np.array(frequencies, np.float64)
+    if table.ndim != 1 or not table.size:
+        raise ValueError(f"frequencies must be a vector, not an array of shape {table.shape}")
+    if factor != 1.0:
+        table = np.stack([table, np.full_like(table, factor)])
+    kernel = _rope_by_frequencies(traditional)
+    stock = functools.partial(_stock_rope_by_frequencies, table=mx.array(table, dtype=mx.float64), way=traditional)
+    return _rotation(kernel, table, traditional, stock)
+
+
+def _rotation(
+    kernel: CpuKernel, values: np.ndarray, traditional: bool, stock: Callable[..., mx.array]
+) -> Callable[..., mx.array]:
+    table = mx.array(values, dtype=mx.float64)
+    turn = kernel.bind([table], output_shape=like(0), output_dtype=like(0), params=[0, int(traditional)])
     in_tracing, way = native.in_tracing, int(traditional)
 
     def rotated(x: mx.array, offset: Any = 0) -> mx.array:
@@ -208,18 +235,43 @@ _OFFSETS = (mx.int32, mx.int64)
 
 @functools.cache
 def _rope(dims: int, traditional: bool, base: float, scale: float) -> CpuKernel:
-    def stock(x: mx.array, *rest: mx.array) -> mx.array:
-        if len(rest) < 2:
-            raise RuntimeError("host_ops/rope: the offset of this call is not known to its gradient")
-        return _stock_rope(x, rest[0], dims=dims, traditional=traditional, base=base, scale=scale)
+    return _kernel(
+        "rope",
+        lambda x, *rest: _stock_rope(x, _offset(rest), dims=dims, traditional=traditional, base=base, scale=scale),
+    )
 
-    return _kernel("rope", stock)
+
+@functools.cache
+def _rope_by_frequencies(traditional: bool) -> CpuKernel:
+    return _kernel(
+        "rope",
+        lambda x, *rest: _stock_rope_by_frequencies(x, _offset(rest), table=rest[-1], way=traditional),
+    )
+
+
+def _offset(inputs: Sequence[mx.array]) -> mx.array:
+    """The offset among the kernel's inputs behind x."""
+    if len(inputs) < 2:
+        raise RuntimeError("host_ops/rope: the offset of this call is not known to its gradient")
+    return inputs[0]
 
 
 def _stock_rope(
     x: mx.array, offset: int | mx.array, *, dims: int, traditional: bool, base: float, scale: float
 ) -> mx.array:
     return mx.fast.rope(x, dims, traditional=traditional, base=base, scale=scale, offset=offset)
+
+
+def _stock_rope_by_frequencies(x: mx.array, offset: int | mx.array, *, table: mx.array, way: bool) -> mx.array:
+    # Stock is given periods, and multiplies x before it turns it.
+    frequencies = table if table.ndim == 1 else table[0]
+    dims = 2 * frequencies.size
+    with mx.stream(mx.cpu):
+        periods = (1.0 / frequencies).astype(mx.float32)
+        factor = None if table.ndim == 1 else table[1, :1].astype(x.dtype)
+    if factor is not None:
+        x = mx.concatenate([x[..., :dims] * factor, x[..., dims:]], axis=-1)
+    return mx.fast.rope(x, dims, traditional=way, base=None, scale=1.0, offset=offset, freqs=periods)
 
 
 def _kernel(name: str, stock: Callable[..., Any]) -> CpuKernel:

@@ -61,6 +61,8 @@ def builder(site: OpSite) -> Build | None:
     """
     if site.op in ("rms_norm", "layer_norm"):
         return _rms_norm if site.op == "rms_norm" else _layer_norm
+    if site.op == "rope" and site.rope_freqs:
+        return _rope_by_frequencies
     if site.op == "rope":
         return _rope if site.rope_dims > 0 and site.rope_dims % 2 == 0 else None
     if site.op == "activation" and site.variant in ACTIVATIONS:
@@ -94,6 +96,15 @@ def _layer_norm(module: Any) -> Callable[..., Any]:
 
 def _rope(module: Any) -> Callable[..., Any]:
     return _ops().rope(module.dims, module.traditional, module.base, module.scale)
+
+
+def _rope_by_frequencies(module: Any) -> Callable[..., Any]:
+    from backend_core.rope import rotation_of
+
+    rotation = rotation_of(module)
+    if rotation is None:
+        raise ValueError(f"{type(module).__name__} is no rotary embedding that is known")
+    return _ops().rope_by_frequencies(rotation.frequencies, rotation.factor, rotation.traditional)
 
 
 def _cap(site: OpSite) -> float | None:

@@ -89,9 +89,25 @@ def rope(
     p is offset + index along L; offset is one number or one per x.shape[0]. 1 ulp + 8 u (|x1| + |x2|) for a pair
     (x1, x2); elements from dims on are copied.
     """
+    frequency = scale * np.float64(base) ** (-2.0 * np.arange(dims // 2) / dims)
+    return rope_by_frequencies(x, frequency, 1.0, traditional, offset, dtype)
+
+
+def rope_by_frequencies(
+    x: np.ndarray,
+    frequency: np.ndarray,
+    factor: float | np.ndarray,
+    traditional: bool,
+    offset: int | np.ndarray,
+    dtype: str,
+) -> Result:
+    """As :func:`rope`, with pair i turned by p * frequency[i] and multiplied by `factor`, one number or one per pair.
+
+    1 ulp + 8 u |factor| (|x1| + |x2|).
+    """
     (x,) = _double(x)
-    half = dims // 2
-    frequency = scale * np.float64(base) ** (-2.0 * np.arange(half) / dims)
+    half = len(frequency)
+    dims = 2 * half
     start = np.asarray(offset, np.float64).reshape((-1,) + (1,) * (x.ndim - 1))
     angle = (start + np.arange(x.shape[-2]).reshape(-1, 1)) * frequency
     cosine, sine = np.cos(angle), np.sin(angle)
@@ -99,8 +115,8 @@ def rope(
     a, b = x[..., first], x[..., second]
     y, lost = x.copy(), np.zeros_like(x)
     with np.errstate(all="ignore"):
-        y[..., first], y[..., second] = a * cosine - b * sine, a * sine + b * cosine
-        lost[..., first] = lost[..., second] = np.abs(a) + np.abs(b)
+        y[..., first], y[..., second] = factor * (a * cosine - b * sine), factor * (a * sine + b * cosine)
+        lost[..., first] = lost[..., second] = np.abs(factor) * (np.abs(a) + np.abs(b))
         return y, ulp(y, dtype) + 8 * U * lost
 
 

@@ -13,7 +13,7 @@
  *                             output  y like x
  *                             params  eps, has weight, has bias (0 or 1)
  * host_ops_rope               inputs  x (..., L, D), offsets (1 or x.shape[0] of int32 or int64) optional, frequencies
- *                                     (dims / 2) float64, contiguous
+ *                                     (dims / 2), or frequencies and factors (2, dims / 2), float64, contiguous
  *                             output  y like x, in the same dtype
  *                             params  offset, traditional (0 or 1)
  * host_ops_silu, _gelu, _gelu_approx, _gelu_fast_approx
@@ -133,10 +133,10 @@ const char* check_rope(const accel_call* call) {
   const accel_array *x = call->inputs[0], *f = call->inputs[call->n_inputs - 1], *y = call->outputs[0];
   if (!is_float(x) || y->dtype != x->dtype) return "x and y must be both float32, float16 or bfloat16";
   if (x->ndim < 2 || !same_shape(x, y)) return "y must have the shape of x, of at least two dimensions";
-  if (f->dtype != ACCEL_FLOAT64 || f->ndim != 1 || !accel_is_row_contiguous(f)) {
-    return "frequencies must be a contiguous float64 vector";
+  if (f->dtype != ACCEL_FLOAT64 || !accel_is_row_contiguous(f) || (f->ndim != 1 && (f->ndim != 2 || f->shape[0] != 2))) {
+    return "frequencies must be a contiguous float64 vector, or two rows with factors";
   }
-  if (2 * f->size > x->shape[x->ndim - 1]) return "there are more pairs to turn than a row of x has";
+  if (2 * f->shape[f->ndim - 1] > x->shape[x->ndim - 1]) return "there are more pairs to turn than a row of x has";
   if (call->n_inputs == 3) {
     const accel_array* o = call->inputs[1];
     if (o->dtype != ACCEL_INT32 && o->dtype != ACCEL_INT64) return "offsets must be int32 or int64";

@@ -1,8 +1,8 @@
 /* Rotary positions. Included once per instruction set.
  *
  * x (..., L, D), frequencies f (dims / 2), dims <= D. At position p = offset + index along L, pair i of a row turns by
- * the angle p * f[i]:
- *     y1 = x1 * cos - x2 * sin,  y2 = x1 * sin + x2 * cos
+ * the angle p * f[i] and grows by the factor a[i], which is 1 if there are no factors:
+ *     y1 = a (x1 * cos - x2 * sin),  y2 = a (x1 * sin + x2 * cos)
  * where the pair is (x[2i], x[2i + 1]) if traditional, else (x[i], x[i + dims / 2]). Elements from dims on are copied.
  * Exactness  rounding. The angle and its distance from the next multiple of pi / 2 are made in float64; sine and cosine
  *            of that distance, and the rotation, in float32.
@@ -62,10 +62,15 @@ struct Turns {
   alignas(64) float cosine[kBlock], sine[kBlock];
   int64_t begin, n;
 
-  void make(double position, const double* f, int64_t from, int64_t count, bool traditional) {
+  void make(double position, const double* f, const double* a, int64_t from, int64_t count, bool traditional) {
     begin = from;
     n = count;
     sines_and_cosines(position, f + from, count, sine, cosine);
+    for (int64_t i = 0; a && i < count; ++i) {
+      const float factor = (float)a[from + i];
+      sine[i] *= factor;
+      cosine[i] *= factor;
+    }
     if (!traditional) return;
     for (int64_t i = count - 1; i >= 0; --i) {
       cosine[2 * i] = cosine[2 * i + 1] = cosine[i];
@@ -110,14 +115,15 @@ void turn_halves(const RopeRow& r, const Turns& t, int64_t half) {
   deliver<I>(q2, r.y, r.to + high, r.dtype, t.n);
 }
 
-/* Inputs x, offsets (may be missing; int32 or int64, one or one per sequence, x.shape[0]), frequencies (float64).
- * Parameters offset (added to offsets), traditional. */
+/* Inputs x, offsets (may be missing; int32 or int64, one or one per sequence, x.shape[0]), frequencies (float64;
+ * with factors, a second row of as many). Parameters offset (added to offsets), traditional. */
 template <class I>
 void rope(const accel_call* call) {
   const Rows x(call->inputs[0]);
   const accel_array* offsets = call->n_inputs > 2 ? call->inputs[1] : NULL;
-  const double* f = (const double*)call->inputs[call->n_inputs - 1]->data;
-  const int64_t half = call->inputs[call->n_inputs - 1]->size, length = x.array->shape[x.array->ndim - 2];
+  const accel_array* table = call->inputs[call->n_inputs - 1];
+  const int64_t half = table->shape[table->ndim - 1], length = x.array->shape[x.array->ndim - 2];
+  const double *f = (const double*)table->data, *a = table->ndim == 2 ? f + half : NULL;
   const int64_t step = x.array->strides[x.array->ndim - 2];
   const bool traditional = call->params[1].i != 0, each = offsets && offsets->size > 1;
   const int64_t groups = each ? offsets->size : 1, rows = x.rows / length / groups; /* rows per position */
@@ -132,7 +138,7 @@ void rope(const accel_call* call) {
                                                   : ((const int64_t*)offsets->data)[at];
       }
       for (int64_t pair = 0; pair < half; pair += kPairs) {
-        turns.make((double)position, f, pair, min64(kPairs, half - pair), traditional);
+        turns.make((double)position, f, a, pair, min64(kPairs, half - pair), traditional);
         const bool last = pair + kPairs >= half;
         for (int64_t row = group * rows; row < (group + 1) * rows; ++row) {
           const RopeRow r = {x.array->data, x.offset(row, 2) + l * step, x.stride, x.array->dtype,
