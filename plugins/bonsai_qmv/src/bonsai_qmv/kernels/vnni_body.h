@@ -52,6 +52,7 @@ struct Vnni {
     const float* unit; /* per row */
     const int32_t* rows; /* which rows of the call these are; they are `count` */
     int count;
+    int64_t grain, pieces, lanes; /* units per piece; how many pieces, and threads that take them in turns */
   };
 
   /* out[m][r] += codes of line r times line m of x, as integers, rounded once, times the scales.
@@ -274,7 +275,18 @@ struct Vnni {
     }
   }
 
-  /* Pieces of eight outputs. */
+  /* Threads that take pieces in turns would each read every other piece of W, and what is fetched ahead at the end of
+   * a piece would be for somebody else: so that piece i is part i / lanes of stretch i % lanes, and a thread that takes
+   * every lanes-th piece reads on where it was. */
+  static void piece(void* arg, int64_t begin, int64_t end) {
+    const Job& job = *(const Job*)arg;
+    (void)end;
+    const int64_t i = begin / job.grain, length = job.pieces / job.lanes, longer = job.pieces % job.lanes;
+    const int64_t lane = i % job.lanes, first = lane * length + min64(lane, longer) + i / job.lanes;
+    run(arg, first * job.grain, (first + 1) * job.grain);
+  }
+
+  /* Units of eight outputs. */
   static void run(void* arg, int64_t begin, int64_t end) {
     const Job& job = *(const Job*)arg;
     const Problem& p = *job.p;
@@ -356,12 +368,12 @@ struct Vnni {
     if (fit < p.rows) { /* close the gaps */
       for (int64_t i = 1; i < n_lines; ++i) memmove(lines + i * fit, lines + i * p.rows, (size_t)fit * sizeof(L));
     }
-    Job job = {&p, lines, totals, total_stride, unit, rows, fit};
-    const int64_t units = ceil_div(p.n, kUnit), pieces = count_pieces(p);
-    if (pieces < 2 || p.call->threads < 2) {
+    const int64_t units = ceil_div(p.n, kUnit), grain = ceil_div(units, count_pieces(p) < 1 ? 1 : count_pieces(p));
+    Job job = {&p, lines, totals, total_stride, unit, rows, fit, grain, ceil_div(units, grain), p.call->threads};
+    if (job.pieces < 2 || p.call->threads < 2) {
       run(&job, 0, units);
     } else {
-      accel_parallel_for(p.call, units, ceil_div(units, pieces), run, &job);
+      accel_parallel_for(p.call, units, grain, piece, &job);
     }
   }
 };
