@@ -389,7 +389,7 @@ def _mlp(p: Program, x: Value, module: Any, form: MLPForm, parts: Parts, dtype: 
     function: Any = vars(cls)["__call__"]
     host = cls.__module__.partition(".")[0]
     swiglu = function.__globals__.get("swiglu")
-    if getattr(swiglu, "stock", swiglu) is not functions.stock_function(host, "swiglu"):
+    if getattr(swiglu, "stock", swiglu) is not functions.stock_function(host, "swiglu()"):
         raise Unjoinable("it calls another swiglu than its host's")
     gate, out = parts.layer(module[form.gate], dtype)
     up, other = parts.layer(module[form.up], dtype)

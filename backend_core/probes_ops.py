@@ -101,7 +101,10 @@ class RMSNormProbe(NormProbe):
     """``nn.RMSNorm``: ``f(x)``."""
 
     def expected(self, module: Any, x64: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        y64 = reference_ops.rms_norm(x64, _weight(module, "weight"), self.site.eps)
+        weight = _weight(module, "weight")
+        if weight is not None and self.site.variant == "one_plus":
+            weight = 1.0 + weight
+        y64 = reference_ops.rms_norm(x64, weight, self.site.eps)
         return y64, reference_ops.rms_norm_bound(y64, self.site.out_dtype)
 
 
@@ -148,24 +151,58 @@ class RopeProbe(OpProbe):
 
 
 class FunctionProbe(OpProbe):
-    """A function of a host that models hold by name; its site has no module."""
+    """A gated activation of a host that models hold by name: ``f(gate, x)``; its site has no module."""
 
     def stock(self, module: Any, *args: Any) -> Any:
-        from .integrations.functions import stock_function
+        from .integrations.functions import stock_call
 
-        return stock_function(self.site.host, self.site.variant)(*args)
+        return stock_call(self.site.host, self.site.path)(*args)
 
     def args(self, rows: int) -> tuple[Any, ...]:
         pair = [inputs(rows, self.site.dims, self.site.x_dtype, seed=s)[0] for s in (0, 1)]
-        return tuple(x.reshape(1, rows, -1) for x in pair)
+        gate, x = (x.reshape(1, rows, -1) for x in pair)
+        # The first argument of precise_swiglu gives the result's dtype.
+        return (x, gate, x) if self.site.variant == "precise_swiglu" else (gate, x)
 
     def variant(self, module: Any, x_dtype: str) -> Any:
         return None
 
     def expected_from(self, module: Any, args: tuple[Any, ...]) -> tuple[np.ndarray, np.ndarray]:
-        gate, x = (reference.as_numpy(a).astype(np.float64) for a in args)
-        y64 = reference_ops.swiglu(gate, x)
-        return y64, reference_ops.swiglu_bound(gate, y64, self.site.out_dtype)
+        gate, x = (reference.as_numpy(a).astype(np.float64) for a in args[-2:])
+        expect, bound = _GATED[self.site.variant]
+        y64 = expect(gate, x)
+        return y64, bound(gate, y64, self.site.out_dtype)
+
+
+_GATED: dict[str, tuple[Any, Any]] = {
+    "swiglu": (reference_ops.swiglu, reference_ops.swiglu_bound),
+    "precise_swiglu": (reference_ops.swiglu, reference_ops.swiglu_bound),
+    "swiglu_oai": (reference_ops.swiglu_oai, reference_ops.swiglu_oai_bound),
+    "geglu_approx": (reference_ops.geglu_approx, reference_ops.geglu_approx_bound),
+}
+
+
+class SoftcapProbe(FunctionProbe):
+    """A function ``f(cap, x)`` of a host."""
+
+    CAP = 30.0
+
+    def args(self, rows: int) -> tuple[Any, ...]:
+        x, _ = inputs(rows, min(self.site.dims, LogitsProbe.MANY_ROWS_COLUMNS), self.site.x_dtype)
+        return self.CAP, 8 * x.reshape(1, rows, -1)
+
+    def check(self, offer: Offer, module: Any, results: list[tuple[int, Any]]) -> None:
+        single = None
+        for rows, y in results:
+            _, x = self.args(rows)
+            require_form(y, tuple(x.shape), self.site.out_dtype)
+            y64 = reference_ops.softcap(self.CAP, reference.as_numpy(x).astype(np.float64))
+            y = reference.as_numpy(y)
+            compare(offer, y, y64, reference_ops.softcap_bound(y64, self.site.out_dtype), self.site.out_dtype,
+                    f"rows {rows}")  # fmt: skip
+            by_rows = self.by_rows(y, rows)
+            require_same_rows(single, by_rows, rows, offer)
+            single = by_rows if rows == 1 else single
 
 
 class LogitsProbe(OpProbe):
@@ -210,6 +247,7 @@ OP_PROBES: dict[str, type[OpProbe]] = {
     "layer_norm": LayerNormProbe,
     "rope": RopeProbe,
     "activation": FunctionProbe,
+    "softcap": SoftcapProbe,
     "logits": LogitsProbe,
 }
 

@@ -97,6 +97,42 @@ def swiglu_bound(gate: np.ndarray, y64: np.ndarray, dtype: str) -> np.ndarray:
     return ulp(y64, dtype) + (8 + 2 * np.abs(gate)) * _EPS * np.abs(y64) + 2.0**-120
 
 
+def swiglu_oai(gate: np.ndarray, x: np.ndarray, alpha: float = 1.702, limit: float = 7.0) -> np.ndarray:
+    """GPT-OSS's activation: g sigmoid(alpha g) (1 + u) with g = min(gate, limit) and u = x within [-limit, limit]."""
+    g = np.minimum(gate, limit)
+    return g / (1.0 + np.exp(-alpha * g)) * (1.0 + np.clip(x, -limit, limit))
+
+
+def swiglu_oai_bound(gate: np.ndarray, y64: np.ndarray, dtype: str) -> np.ndarray:
+    """As :func:`swiglu_bound`, where the argument of the exponential has a rounding of its own and so has the sum."""
+    return ulp(y64, dtype) + (12 + 8 * np.abs(gate)) * _EPS * np.abs(y64) + 2.0**-120
+
+
+def geglu_approx(gate: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """gate sigmoid(w) x with w = 2 sqrt(2 / pi) (gate + 0.044715 gate^3): gelu with tanh, times x."""
+    # Beyond 700 the exponential is no double, and the result is 0 as far as any dtype can tell.
+    return gate / (1.0 + np.exp(-np.maximum(_gelu_argument(gate), -700.0))) * x
+
+
+def geglu_approx_bound(gate: np.ndarray, y64: np.ndarray, dtype: str) -> np.ndarray:
+    """1 ulp + (12 + 8 |w|) 2^-24 |y| + 2^-120, with w as in :func:`geglu_approx`."""
+    return ulp(y64, dtype) + (12 + 8 * np.abs(_gelu_argument(gate))) * _EPS * np.abs(y64) + 2.0**-120
+
+
+def _gelu_argument(gate: np.ndarray) -> np.ndarray:
+    return 2.0 * np.sqrt(2.0 / np.pi) * (gate + 0.044715 * gate**3)
+
+
+def softcap(cap: float, x: np.ndarray) -> np.ndarray:
+    """cap tanh(x / cap)."""
+    return cap * np.tanh(x / cap)
+
+
+def softcap_bound(y64: np.ndarray, dtype: str) -> np.ndarray:
+    """1 ulp + 8 * 2^-24 |y|: tanh makes relative errors smaller."""
+    return ulp(y64, dtype) + 8 * _EPS * np.abs(y64)
+
+
 def logsumexp(x: np.ndarray) -> np.ndarray:
     """log(sum(exp(x))) along the last axis, which is kept."""
     top = np.max(x, axis=-1, keepdims=True)

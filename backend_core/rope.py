@@ -1,8 +1,8 @@
 """Rotary embeddings of mlx and of the hosts: what each of them computes, in one form.
 
-All of them turn pairs of features by angles ``position * frequency`` and may multiply the result by a factor. They differ
-in how frequencies come about (Llama 3's scaling, YaRN, LongRoPE, proportional ones), and that is over when the module has
-been made: it holds an array of periods.
+All of them turn pairs of features by angles ``position * frequency`` and may multiply the result by a factor. They
+differ in how frequencies come about (Llama 3's scaling, YaRN, LongRoPE, proportional ones), and that is over when the
+module has been made: it holds an array of periods.
 """
 
 from __future__ import annotations

@@ -247,7 +247,8 @@ class OpSite(Site):
         ``"rms_norm"``, ``"layer_norm"``, ``"rope"``, ``"activation"``, ``"softcap"``, ``"residual"``,
         ``"logits"``, ``"kv_update"`` (keys and values enter a cache of dtype `out_dtype`).
     variant
-        What exactly, e.g. ``"swiglu"`` or ``"gelu_approx"`` for activations, ``"argmax"`` for logits.
+        What exactly, e.g. ``"swiglu"`` or ``"gelu_approx"`` for activations, ``"argmax"`` for logits, ``"one_plus"``
+        for norms that multiply by 1 + weight.
     dims
         Length of the axis the op works along.
     x_dtype, weight_dtype, out_dtype

@@ -250,6 +250,7 @@ def find_ops(model: Any, x_dtype: str = "") -> list[Found]:
     import mlx.nn as nn
 
     from .rope import rotation_of
+    from .walk_blocks import multiplies_by_one_plus
 
     found = []
     common: dict[str, Any] = {
@@ -259,14 +260,16 @@ def find_ops(model: Any, x_dtype: str = "") -> list[Found]:
     }
     for path, module in _unique_modules(model):
         cls = stock_class(module)
-        if cls in (nn.RMSNorm, nn.LayerNorm) and module.get("weight") is not None:
+        one_plus = multiplies_by_one_plus(cls) and isinstance(getattr(module, "eps", None), float)
+        if (cls in (nn.RMSNorm, nn.LayerNorm) or one_plus) and module.get("weight") is not None:
             weight, bias = module["weight"], module.get("bias")
             x = getattr(mx, x_dtype) if x_dtype else weight.dtype
             out = mx.result_type(mx.zeros((), x), mx.zeros((), weight.dtype))
             if bias is not None:
                 out = mx.result_type(mx.zeros((), out), mx.zeros((), bias.dtype))
             site = OpSite(
-                path=path, op="rms_norm" if cls is nn.RMSNorm else "layer_norm", eps=float(module.eps),
+                path=path, op="layer_norm" if cls is nn.LayerNorm else "rms_norm", eps=float(module.eps),
+                variant="one_plus" if one_plus else "",
                 dims=weight.shape[-1], weight_dtype=dtype_name(weight.dtype), x_dtype=dtype_name(x),
                 out_dtype=dtype_name(out), **common,
             )  # fmt: skip
@@ -275,8 +278,8 @@ def find_ops(model: Any, x_dtype: str = "") -> list[Found]:
             own = {"rope_base": float(module.base), "rope_scale": float(module.scale)} if rotation.plain else {
                 "rope_freqs": rotation.content}  # fmt: skip
             site = OpSite(
-                path=path, op="rope", dims=rotation.dims, rope_dims=rotation.dims, rope_traditional=rotation.traditional,
-                x_dtype=dtype, out_dtype=dtype, **own, **common,
+                path=path, op="rope", dims=rotation.dims, rope_dims=rotation.dims,
+                rope_traditional=rotation.traditional, x_dtype=dtype, out_dtype=dtype, **own, **common,
             )  # fmt: skip
         else:
             continue

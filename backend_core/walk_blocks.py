@@ -61,6 +61,20 @@ FORMS: dict[str, Form] = {
 }
 
 
+#: Hash of the code of norms that compute ``mx.fast.rms_norm(x, 1.0 + self.weight, self.eps)``.
+ONE_PLUS = "14e67068073f2f50"
+
+
+@functools.cache
+def multiplies_by_one_plus(cls: type) -> bool:
+    """True for RMS norms that multiply by 1 + weight, as Gemma's do."""
+    function = vars(cls).get("__call__")
+    # Names first: reading and parsing the code of every class would take long.
+    if not inspect.isfunction(function) or function.__closure__ or "rms_norm" not in function.__code__.co_names:
+        return False
+    return code_hash(function) == ONE_PLUS
+
+
 @functools.cache
 def form_of(cls: type) -> Form | None:
     """What instances of a stock class compute, None if that is not known."""

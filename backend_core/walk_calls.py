@@ -135,18 +135,18 @@ def find_functions(model: Any, x_dtype: str = "") -> list[Found]:
 
     host = host_of(model)
     found = []
-    for (owner, variant), (module, _) in functions.FUNCTIONS.items():
-        if owner != host or module not in sys.modules:
+    for (owner, path), known in functions.FUNCTIONS.items():
+        if owner != host or known.module not in sys.modules:
             continue
-        names = dict(functions.users(host, variant))
+        names = dict(functions.users(host, path))
         callers = tuple(m for _, m in modules_of(model) if _calls(stock_class(m), names))
         if not callers:
             continue
         dtype = x_dtype or activations_dtype(model) or "float32"
         config = getattr(model, "args", None) or getattr(model, "config", None)
-        width = getattr(config, "intermediate_size", 0)
+        width = getattr(config, "vocab_size" if known.op == "softcap" else "intermediate_size", 0)
         site = OpSite(
-            path=f"{variant}()", op="activation", variant=variant, x_dtype=dtype, out_dtype=dtype, host=host,
+            path=path, op=known.op, variant=known.variant, x_dtype=dtype, out_dtype=dtype, host=host,
             dims=width if isinstance(width, int) and width > 0 else 1024, device=default_device(),
             model_type=model_type_of(model),
         )  # fmt: skip

@@ -13,7 +13,11 @@ import toys
 from test_models import close, snapshot
 
 from backend_core import Offer, Policy, accelerate, reference_ops, restore
+from backend_core.errors import VerificationError
+from backend_core.integrations import functions, scope
+from backend_core.probes_registry import probe_for
 from backend_core.report import STOCK
+from backend_core.sites import OpSite
 
 DETERMINISTIC = Policy(deterministic=True, activations="model")
 
@@ -180,6 +184,82 @@ def test_gated_activations_are_rebound_and_given_back(name) -> None:
     assert all(u.swiglu is stock for u in users)
     for x, y in zip(tiny_models.logits(model), want, strict=True):
         assert mx.array_equal(x, y)
+
+
+NAMED = [key for key in functions.FUNCTIONS if key[0] == "mlx_lm"]
+
+
+@pytest.mark.parametrize("key", NAMED, ids=lambda key: key[1])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_named_functions_and_their_references(key, dtype, installed_plugins) -> None:
+    """Stock in float32 is within a few of the bounds, and the plugin's is within them."""
+    host_ops = pytest.importorskip("host_ops.plugin")
+    known = functions.FUNCTIONS[key]
+    importlib.import_module(known.module)
+    site = OpSite(path=key[1], host=key[0], op=known.op, variant=known.variant, dims=96, x_dtype=dtype, out_dtype=dtype)
+    probe = probe_for(site)
+    if dtype == "float32":
+        loose = Offer("stock", lambda _: None, exactness="lossy", tolerance=1e-5)
+        probe.check(loose, None, [(m, probe.stock(None, *probe.args(m))) for m in (1, 5, 20)])
+    offer = host_ops.select_op(site)
+    function = offer.build(None)
+    probe.check(offer, None, [(m, function(*probe.args(m))) for m in (1, 5, 20)])
+    with pytest.raises(VerificationError):
+        probe.check(offer, None, [(5, function(*probe.args(5)) * 1.01)])
+
+
+def test_what_is_not_decided_for_is_stocks() -> None:
+    seen = []
+
+    def stock(*args, **options):
+        return "stock"
+
+    x = mx.ones((2, 3))
+    rebound = functions.Rebound(stock, 1, {"limit": 7.0})
+    rebound.by_owner[5, "float32"] = lambda *args: (seen.append(args), "ours")[1]
+    token = scope.owner.set(5)
+    try:
+        assert rebound(30.0, x, limit=7.0) == "ours" and len(seen[0]) == 2
+        for args, options in [
+            ((30.0, x), {}), ((30.0, x), {"limit": 6.0}), ((30.0,), {"limit": 7.0}),
+            ((30.0, x, 4.0), {"limit": 7.0}), ((30.0, x.astype(mx.float16)), {"limit": 7.0}),
+            ((30.0, x[:0]), {"limit": 7.0}),
+        ]:  # fmt: skip
+            assert rebound(*args, **options) == "stock"
+    finally:
+        scope.owner.reset(token)
+    assert rebound(30.0, x, limit=7.0) == "stock"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_norms_that_multiply_by_one_plus_weight(dtype, installed_plugins) -> None:
+    pytest.importorskip("host_ops")
+    model = tiny_models.build("gemma3", bits=4, dtype=dtype)
+    want, before = tiny_models.logits(model), snapshot(model)
+    report = accelerate(model, DETERMINISTIC)
+    norms = [d for d in report.decisions if getattr(d.site, "op", "") == "rms_norm"]
+    assert len(norms) == 3 * 6 + 1
+    assert {(d.site.variant, d.chosen) for d in norms} == {("one_plus", "host_ops/native")}
+    if dtype == "float32":
+        close(tiny_models.logits(model), want)
+    norm = model.layers[0].input_layernorm
+    x = mx.random.normal((16, 128), key=mx.random.key(2)).astype(getattr(mx, dtype))
+    whole = norm(x)
+    assert all(mx.array_equal(norm(x[i : i + 1]), whole[i : i + 1]) for i in range(16))
+    restore(model)
+    assert snapshot(model) == before
+    assert all(mx.array_equal(x, y) for x, y in zip(tiny_models.logits(model), want, strict=True))
+
+
+def test_gpt_oss_activation(installed_plugins) -> None:
+    pytest.importorskip("host_ops")
+    model = tiny_models.build("gpt_oss")
+    want = tiny_models.logits(model)
+    report = accelerate(model, DETERMINISTIC)
+    assert report.decision("swiglu_oai()", "select_op").chosen == "host_ops/native"
+    close(tiny_models.logits(model), want)
+    restore(model)
+    assert all(mx.array_equal(x, y) for x, y in zip(tiny_models.logits(model), want, strict=True))
 
 
 def test_wrong_activations_stay_stock() -> None:

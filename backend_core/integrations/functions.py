@@ -7,8 +7,10 @@ at whose call it is (see :mod:`.scope`) and at the dtype, and passes on what was
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from ..probe_base import Probe
@@ -16,10 +18,43 @@ from ..report import Report
 from ..walk import dtype_name
 from . import scope
 
-#: variant -> (module, attribute) of the stock function, per host.
+
+@dataclass(frozen=True)
+class Function:
+    """A stock function that models hold by name.
+
+    module, attribute
+        Where it is defined.
+    op, variant
+        Of its site.
+    first
+        Position of the first array among its arguments; numbers come before.
+    options
+        Keywords with which offers are made; a call with others is stock's.
+    """
+
+    module: str
+    attribute: str
+    op: str
+    variant: str
+    first: int = 0
+    options: tuple[tuple[str, float], ...] = ()
+
+
+_OAI = (("alpha", 1.702), ("limit", 7.0))
+#: (host, path of the site) -> stock function.
 FUNCTIONS = {
-    ("mlx_lm", "swiglu"): ("mlx_lm.models.activations", "swiglu"),
-    ("mlx_vlm", "swiglu"): ("mlx_vlm.models.activations", "swiglu"),
+    ("mlx_lm", "swiglu()"): Function("mlx_lm.models.activations", "swiglu", "activation", "swiglu"),
+    ("mlx_lm", "precise_swiglu()"): Function(
+        "mlx_lm.models.activations", "precise_swiglu", "activation", "precise_swiglu"
+    ),
+    ("mlx_lm", "swiglu_oai()"): Function(
+        "mlx_lm.models.activations", "swiglu_oai", "activation", "swiglu_oai", options=_OAI
+    ),
+    ("mlx_lm", "gemma4.geglu()"): Function("mlx_lm.models.gemma4_text", "geglu", "activation", "geglu_approx"),
+    ("mlx_lm", "gemma4.logit_softcap()"): Function("mlx_lm.models.gemma4_text", "logit_softcap", "softcap", "", 1),
+    ("mlx_lm", "gemma3n.logit_softcap()"): Function("mlx_lm.models.gemma3n", "logit_softcap", "softcap", "", 1),
+    ("mlx_vlm", "swiglu()"): Function("mlx_vlm.models.activations", "swiglu", "activation", "swiglu"),
 }
 
 
@@ -36,21 +71,22 @@ class FunctionSlot:
 class Rebound:
     """Stands where a stock function stood; `stock` is that function."""
 
-    def __init__(self, stock: Callable[..., Any]) -> None:
-        self.stock = stock
+    def __init__(self, stock: Callable[..., Any], first: int = 0, options: Any = ()) -> None:
+        self.stock, self.first, self.options = stock, first, dict(options)
         self.by_owner: dict[tuple[int, str], Callable[..., Any]] = {}
         self.__doc__ = getattr(stock, "__doc__", None)
         self.__name__ = getattr(stock, "__name__", "function")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if args and not kwargs:
-            first = args[0]
+        at = self.first
+        if len(args) > at and kwargs == self.options:
+            first = args[at]
             model = scope.owner.get()
             function = self.by_owner.get((model, dtype_name(first.dtype))) if model else None
             if (
                 function is not None
                 and first.size
-                and all(a.shape == first.shape and a.dtype == first.dtype for a in args)
+                and all(getattr(a, "shape", None) == first.shape and a.dtype == first.dtype for a in args[at:])
             ):
                 return function(*args)
         return self.stock(*args, **kwargs)
@@ -60,18 +96,24 @@ _rebound: dict[tuple[str, str], Rebound] = {}
 _places: dict[tuple[str, str], list[tuple[str, str]]] = {}
 
 
-def stock_function(host: str, variant: str) -> Callable[..., Any]:
+def stock_function(host: str, path: str) -> Callable[..., Any]:
     """The host's own function, also while it is rebound. Raises KeyError if there is none."""
-    rebound = _rebound.get((host, variant))
+    rebound = _rebound.get((host, path))
     if rebound is not None:
         return rebound.stock
-    module, attribute = FUNCTIONS[host, variant]
-    return getattr(sys.modules[module], attribute)
+    known = FUNCTIONS[host, path]
+    return getattr(sys.modules[known.module], known.attribute)
 
 
-def users(host: str, variant: str) -> list[tuple[str, str]]:
+def stock_call(host: str, path: str) -> Callable[..., Any]:
+    """The host's own function with the keywords that offers are made for."""
+    options = dict(FUNCTIONS[host, path].options)
+    return functools.partial(stock_function(host, path), **options) if options else stock_function(host, path)
+
+
+def users(host: str, path: str) -> list[tuple[str, str]]:
     """(module, global) of every place that holds the function now."""
-    stock = stock_function(host, variant)
+    stock = stock_function(host, path)
     return [
         (name, attribute)
         for name, module in list(sys.modules.items())
@@ -84,12 +126,13 @@ def users(host: str, variant: str) -> list[tuple[str, str]]:
 def install(slot: FunctionSlot, owner: int) -> None:
     """Rebind every place that holds the slot's function, on behalf of the model with id `owner`."""
     site = slot.probe.site
-    key = (site.host, site.variant)
+    key = (site.host, site.path)
     if slot.function is None:
         return
     if key not in _rebound:
         places = users(*key)
-        rebound = _rebound[key] = Rebound(stock_function(*key))
+        known = FUNCTIONS[key]
+        rebound = _rebound[key] = Rebound(stock_function(*key), known.first, known.options)
         _places[key] = places
         for module, attribute in places:
             setattr(sys.modules[module], attribute, rebound)

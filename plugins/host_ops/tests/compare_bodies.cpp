@@ -9,7 +9,7 @@
 
 #define KERNELS(X)                                                                                               \
   X(rms_norm) X(residual_rms_norm) X(layer_norm) X(rope) X(silu) X(gelu) X(gelu_approx) X(gelu_fast_approx)      \
-  X(swiglu) X(geglu) X(geglu_approx) X(softcap) X(residual) X(logsumexp) X(softmax) X(argmax)
+  X(relu2) X(swiglu) X(swiglu_oai) X(geglu) X(geglu_approx) X(softcap) X(residual) X(logsumexp) X(softmax) X(argmax)
 #define DECLARE(name) extern "C" void host_ops_##name(const accel_call*);
 KERNELS(DECLARE)
 
@@ -118,6 +118,8 @@ int main() {
       COMPARE(swiglu, {x, r}, {Array(s, t)}, {});
       COMPARE(geglu, {x, r}, {Array(s, t)}, {});
       COMPARE(geglu_approx, {x, r}, {Array(s, t)}, {});
+      COMPARE(relu2, {x}, {Array(s, t)}, {});
+      COMPARE(swiglu_oai, {x, r}, {Array(s, t)}, {1.702, 7.0});
       COMPARE(softcap, {x}, {Array(s, t)}, {number(30)});
       COMPARE(residual, {x, r}, {Array(s, t)}, {});
       COMPARE(logsumexp, {x}, {Array({3, 1}, t)}, {});

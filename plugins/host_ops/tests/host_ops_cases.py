@@ -101,13 +101,18 @@ OPS = {
     "swiglu": Op("swiglu", 2, 0, _gated(ref.silu)),
     "geglu": Op("geglu", 2, 0, _gated(ref.gelu)),
     "geglu_approx": Op("geglu_approx", 2, 0, _gated(ref.gelu_approx)),
+    "relu2": Op("relu2", 1, 0, _plain(ref.relu2)),
+    "swiglu_oai": Op("swiglu_oai", 2, 0, lambda a, v, d: [ref.swiglu_oai(*a, d[0])], [1.702, 7.0]),
     "softcap": Op("softcap", 1, 0, lambda a, v, d: [ref.softcap(a[0], CAP, d[0])], [CAP]),
     "residual": Op("residual", 2, 0, lambda a, v, d: [ref.residual(*a, d[0])]),
     "logsumexp": Op("logsumexp", 1, 0, _plain(ref.logsumexp), last=1),
     "softmax": Op("softmax", 1, 0, _plain(ref.softmax)),
     "argmax": Op("argmax", 1, 0, lambda a, v, d: [ref.argmax(a[0])], last=None, index=True),
 }
-ELEMENTWISE = ("silu", "gelu", "gelu_approx", "gelu_fast_approx", "swiglu", "geglu", "geglu_approx", "softcap")
+ELEMENTWISE = (
+    "silu", "gelu", "gelu_approx", "gelu_fast_approx", "relu2",
+    "swiglu", "swiglu_oai", "geglu", "geglu_approx", "softcap",
+)  # fmt: skip
 REDUCTIONS = ("logsumexp", "argmax")
 
 

@@ -28,6 +28,8 @@ def same(a, b):
     "facts",
     [
         {"op": "rms_norm", "weight_dtype": "float32"},
+        {"op": "rms_norm", "variant": "one_plus", "weight_dtype": "bfloat16"},
+        {"op": "activation", "variant": "precise_swiglu"},
         {"op": "layer_norm", "weight_dtype": "float16"},
         {"op": "layer_norm"},
         {"op": "rope", "rope_dims": 64, "rope_base": 1e4},
@@ -48,6 +50,7 @@ def test_offers(facts, x_dtype):
     "facts",
     [
         {"op": "rms_norm", "device": "metal"},
+        {"op": "rms_norm", "variant": "two_plus"},
         {"op": "rms_norm", "x_dtype": "float64"},
         {"op": "rms_norm", "weight_dtype": "int8"},
         {"op": "activation", "variant": "relu"},
@@ -85,12 +88,27 @@ def test_built_callables_do_what_modules_do():
     assert same(f(x(1, 9, 2, 64)), rope(x(1, 9, 2, 64)))
 
 
+class Weighted(dict):
+    eps = 1e-5
+
+    def __init__(self):
+        self["weight"] = (mx.arange(64) / 64 - 0.5).astype(mx.float16)
+
+
 def test_built_functions():
     y = x(3, 64)
     for variant, stock in (("swiglu", nn.silu), ("geglu", nn.gelu), ("geglu_approx", nn.gelu_approx)):
         f = plugin.select_op(site("activation", variant=variant)).build(None)
         assert same(f(y, y + 1), stock(y) * (y + 1))
     assert same(plugin.select_op(site("activation", variant="silu")).build(None)(y), nn.silu(y))
+    precise = plugin.select_op(site("activation", variant="precise_swiglu")).build(None)
+    half = y.astype(mx.float16)
+    for h, gate, z in ((y, y, y + 1), (half, y, y + 1), (half, half, half)):
+        assert precise(h, gate, z).dtype == h.dtype
+        assert mx.abs(precise(h, gate, z) - (nn.silu(gate.astype(mx.float32)) * z).astype(h.dtype)).max() < 4e-3
+    norm = plugin.select_op(site("rms_norm", variant="one_plus", out_dtype="float16")).build(Weighted())
+    assert norm(half).dtype == mx.float16
+    assert mx.abs(norm(half) - mx.fast.rms_norm(half, 1 + Weighted()["weight"], 1e-5)).max() < 4e-3
     assert same(plugin.select_op(site("softcap", variant="2.5")).build(None)(y), mx.tanh(y / 2.5) * 2.5)
     assert same(plugin.select_op(site("softcap")).build(None)(2.5, y), mx.tanh(y / 2.5) * 2.5)
     assert same(plugin.select_op(site("residual")).build(None)(y, y), y + y)

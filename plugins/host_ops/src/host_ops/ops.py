@@ -24,15 +24,27 @@ from .library import library
 
 def rms_norm(weight: mx.array | None, eps: float) -> Callable[[mx.array], mx.array]:
     """``mx.fast.rms_norm(x, weight, eps)`` as a function of x (..., n); weight (n,)."""
+    return _bound_rms_norm(weight, eps, None)
+
+
+def rms_norm_one_plus(weight: mx.array, eps: float, dtype: mx.Dtype) -> Callable[[mx.array], mx.array]:
+    """``mx.fast.rms_norm(x, 1 + weight, eps)`` as a function of x: 1 + weight in float32, the result of `dtype`."""
+    return _bound_rms_norm(1.0 + weight.astype(mx.float32), eps, dtype)
+
+
+def _bound_rms_norm(weight: mx.array | None, eps: float, dtype: Any) -> Callable[[mx.array], mx.array]:
     fixed = [] if weight is None else [weight]
-    return _rms_norm(float(eps)).bind(
-        fixed, output_shape=like(0), output_dtype=result_type(*range(1 + len(fixed))), params=[float(eps)]
-    )
+    result = result_type(*range(1 + len(fixed))) if dtype is None else dtype
+    return _rms_norm(float(eps), dtype).bind(fixed, output_shape=like(0), output_dtype=result, params=[float(eps)])
 
 
 @functools.cache
-def _rms_norm(eps: float) -> CpuKernel:
-    return _kernel("rms_norm", lambda x, weight=None: mx.fast.rms_norm(x, weight, eps))
+def _rms_norm(eps: float, dtype: Any) -> CpuKernel:
+    def stock(x: mx.array, weight: mx.array | None = None) -> mx.array:
+        y = mx.fast.rms_norm(x, weight, eps)
+        return y if dtype is None else y.astype(dtype)
+
+    return _kernel("rms_norm", stock)
 
 
 def residual_rms_norm(weight: mx.array | None, eps: float) -> Callable[[mx.array, mx.array], tuple[mx.array, mx.array]]:
@@ -83,7 +95,8 @@ def activation(variant: str) -> Callable[..., mx.array]:
     Raises KeyError for another variant.
     """
     inputs, _ = ACTIVATIONS[variant]
-    return _activation(variant).bind(output_shape=like(0), output_dtype=result_type(*range(inputs)))
+    dtype = result_type(*range(inputs))
+    return _activation(variant).bind(output_shape=like(0), output_dtype=dtype, params=PARAMETERS.get(variant, ()))
 
 
 @functools.cache
@@ -97,10 +110,34 @@ ACTIVATIONS: dict[str, tuple[int, Callable[..., mx.array]]] = {
     "gelu": (1, nn.gelu),
     "gelu_approx": (1, nn.gelu_approx),
     "gelu_fast_approx": (1, nn.gelu_fast_approx),
+    "relu2": (1, nn.relu2),
+    "swiglu_oai": (2, lambda gate, x: _stock_swiglu_oai(gate, x, *PARAMETERS["swiglu_oai"])),
     "swiglu": (2, lambda gate, x: nn.silu(gate) * x),
     "geglu": (2, lambda gate, x: nn.gelu(gate) * x),
     "geglu_approx": (2, lambda gate, x: nn.gelu_approx(gate) * x),
 }
+
+
+#: Parameters of kernels: alpha and limit of GPT-OSS's activation.
+PARAMETERS: dict[str, tuple[float, ...]] = {"swiglu_oai": (1.702, 7.0)}
+
+
+def _stock_swiglu_oai(gate: mx.array, x: mx.array, alpha: float, limit: float) -> mx.array:
+    gate, x = mx.minimum(gate, limit), mx.clip(x, -limit, limit)
+    return (x + 1.0) * (gate * mx.sigmoid(alpha * gate))
+
+
+def precise_swiglu() -> Callable[[mx.array, mx.array, mx.array], mx.array]:
+    """``silu(gate) * x`` in float32 and in the dtype of h, as a function of h, gate and x; gate and x of one shape."""
+    known: dict[Any, Callable[[mx.array, mx.array], mx.array]] = {}
+
+    def gated(h: mx.array, gate: mx.array, x: mx.array) -> mx.array:
+        bound = known.get(h.dtype)
+        if bound is None:
+            bound = known[h.dtype] = _activation("swiglu").bind(output_shape=like(0), output_dtype=h.dtype)
+        return bound(gate, x)
+
+    return gated
 
 
 def softcap(cap: float) -> Callable[[mx.array], mx.array]:

@@ -6,6 +6,7 @@ row-invariant, and read parameters where they lie.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from backend_core.sites import OpSite
 
 FLOATS = ("float32", "float16", "bfloat16")
-GATED = ("swiglu", "geglu", "geglu_approx")
-ACTIVATIONS = ("silu", "gelu", "gelu_approx", "gelu_fast_approx", *GATED)
+GATED = ("swiglu", "swiglu_oai", "geglu", "geglu_approx")
+ACTIVATIONS = ("silu", "gelu", "gelu_approx", "gelu_fast_approx", "relu2", *GATED)
 LOGITS = ("logsumexp", "softmax", "argmax")
 KERNELS = ("rms_norm", "residual_rms_norm", "layer_norm", "rope", *ACTIVATIONS, "softcap", "residual", *LOGITS)
 
@@ -48,7 +49,7 @@ def select_op(site: OpSite) -> Offer | None:
         exactness="rounding",
         row_invariant=True,
         bytes_moved=_bytes_moved(site),
-        copies=4 * site.rope_dims if site.op == "rope" else 0,
+        copies=4 * site.rope_dims if site.op == "rope" else 4 * site.dims if site.variant == "one_plus" else 0,
         preference=10,
     )
 
@@ -56,15 +57,20 @@ def select_op(site: OpSite) -> Offer | None:
 def builder(site: OpSite) -> Build | None:
     """``build(module)`` for a site, or None if there is no kernel for it.
 
-    The callables are f(x); f(gate, x) for gated activations, f(x, y) for residual, f(x, offset) for rope. A softcap's
-    variant is its cap; without one the callable is f(cap, x), as mlx-lm's ``logit_softcap``.
+    The callables are f(x); f(gate, x) for gated activations, f(h, gate, x) for ``precise_swiglu``, f(x, y) for
+    residual, f(x, offset) for rope. A softcap's variant is its cap; without one the callable is f(cap, x), as mlx-lm's
+    ``logit_softcap``. The variant ``one_plus`` of rms_norm multiplies by 1 + weight.
     """
-    if site.op in ("rms_norm", "layer_norm"):
+    if site.op == "rms_norm" and site.variant == "one_plus":
+        return functools.partial(_rms_norm_one_plus, dtype=site.out_dtype)
+    if site.op in ("rms_norm", "layer_norm") and not site.variant:
         return _rms_norm if site.op == "rms_norm" else _layer_norm
     if site.op == "rope" and site.rope_freqs:
         return _rope_by_frequencies
     if site.op == "rope":
         return _rope if site.rope_dims > 0 and site.rope_dims % 2 == 0 else None
+    if site.op == "activation" and site.variant == "precise_swiglu":
+        return lambda _: _ops().precise_swiglu()
     if site.op == "activation" and site.variant in ACTIVATIONS:
         return lambda _: _ops().activation(site.variant)
     if site.op == "logits" and site.variant in LOGITS:
@@ -88,6 +94,12 @@ def _ops() -> Any:
 
 def _rms_norm(module: Any) -> Callable[..., Any]:
     return _ops().rms_norm(module.get("weight"), module.eps)
+
+
+def _rms_norm_one_plus(module: Any, *, dtype: str) -> Callable[..., Any]:
+    import mlx.core as mx
+
+    return _ops().rms_norm_one_plus(module["weight"], module.eps, getattr(mx, dtype))
 
 
 def _layer_norm(module: Any) -> Callable[..., Any]:

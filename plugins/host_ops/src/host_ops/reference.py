@@ -180,6 +180,29 @@ def _times_sigmoid(g: np.ndarray, w: np.ndarray, dtype: str, x: np.ndarray | Non
     return _gated(y, np.where(np.isfinite(lost), lost, 0), x, dtype)
 
 
+def relu2(x: np.ndarray, dtype: str) -> Result:
+    """max(x, 0)^2. 1 ulp, and what squares below the smallest float32 lose."""
+    (x,) = _double(x)
+    with np.errstate(all="ignore"):
+        y = np.where(x < 0, 0.0, x) ** 2
+        return y, ulp(y, dtype) + 2.0**-149
+
+
+def swiglu_oai(gate: np.ndarray, x: np.ndarray, dtype: str, alpha: float = 1.702, limit: float = 7.0) -> Result:
+    """g sigmoid(alpha g) (1 + u), g = min(gate, limit), u = x within [-limit, limit]; alpha and limit as float32.
+
+    The bound is that of :func:`_times_sigmoid` times |1 + u|, and 2 u |y64| for the sum and the product.
+    """
+    g, u = _double(gate, x)
+    a, c = (np.float64(np.float32(v)) for v in (alpha, limit))
+    with np.errstate(all="ignore"):
+        g, u = np.minimum(g, c), np.clip(u, -c, c) + 1.0
+        y, allowed = _times_sigmoid(g, a * g, "float32", None)
+        lost = allowed - ulp(y, "float32")
+        y, lost = y * u, lost * np.abs(u) + 2 * U * np.abs(y * u)
+        return y, ulp(y, dtype) + lost
+
+
 def softcap(x: np.ndarray, cap: float, dtype: str) -> Result:
     """cap * tanh(x / cap), cap as a float32. 1 ulp + 8 u |y64|, and what x / cap loses where it is subnormal."""
     (x,) = _double(x)

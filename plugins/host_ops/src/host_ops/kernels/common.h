@@ -14,7 +14,9 @@
 
 namespace host_ops {
 
-enum class Activation { silu, gelu, gelu_approx, gelu_fast_approx, swiglu, geglu, geglu_approx, softcap, residual };
+enum class Activation {
+  silu, gelu, gelu_approx, gelu_fast_approx, relu2, swiglu, swiglu_oai, geglu, geglu_approx, softcap, residual
+};
 
 /* The kernels for one instruction set. Inputs and outputs have been checked (entries.cpp). */
 struct Bodies {

@@ -5,7 +5,10 @@
  *   gelu              x * Phi(x), Phi the distribution function of the normal distribution
  *   gelu_approx       0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
  *   gelu_fast_approx  x / (1 + e^(-1.702 x))
+ *   relu2             max(x, 0)^2
  *   swiglu            silu(x0) * x1;  geglu, geglu_approx  gelu(x0) * x1, gelu_approx(x0) * x1
+ *   swiglu_oai        g / (1 + e^(-alpha g)) * (1 + u), g = min(x0, limit), u = x1 within [-limit, limit]; parameters
+ *                     alpha >= 0.5 and limit
  *   softcap           c * tanh(x / c), c a parameter
  *   residual          x0 + x1
  * Exactness  rounding: float32 arithmetic as functions.h states it, one rounding to the result's dtype. residual has stock's
@@ -71,6 +74,18 @@ void activate(const accel_call* call, Activation which) {
       return elementwise<I, 1>(call, [](F x) { return gelu_approx<I>(x); });
     case Activation::gelu_fast_approx:
       return elementwise<I, 1>(call, [](F x) { return gelu_fast_approx<I>(x); });
+    case Activation::relu2:
+      return elementwise<I, 1>(call, [](F x) {
+        const F zero = I::set1(0.0f);
+        return x < zero ? zero : x * x;
+      });
+    case Activation::swiglu_oai: {
+      const F alpha = I::set1((float)call->params[0].f), limit = I::set1((float)call->params[1].f);
+      return elementwise<I, 2>(call, [=](F gate, F x) { /* written so that NaN is kept */
+        const F g = gate > limit ? limit : gate, low = x < -limit ? -limit : x, u = low > limit ? limit : low;
+        return times_sigmoid<I>(g, alpha * g) * (u + I::set1(1.0f));
+      });
+    }
     case Activation::swiglu:
       return elementwise<I, 2>(call, [](F gate, F x) { return times_sigmoid<I>(gate, gate) * x; });
     case Activation::geglu:

@@ -18,7 +18,9 @@
  *                             params  offset, traditional (0 or 1)
  * host_ops_silu, _gelu, _gelu_approx, _gelu_fast_approx
  *                             input   x; output like x
+ * host_ops_relu2              input   x; output like x
  * host_ops_softcap            input   x; output like x; params cap
+ * host_ops_swiglu_oai         inputs  gate, x of one shape; output like them; params alpha, limit
  * host_ops_swiglu, _geglu, _geglu_approx
  *                             inputs  gate, x of one shape; output like them
  * host_ops_residual           inputs  x, y of one shape; output like them
@@ -183,6 +185,10 @@ ACCEL_KERNEL void host_ops_gelu_approx(const accel_call* call) {
 }
 ACCEL_KERNEL void host_ops_gelu_fast_approx(const accel_call* call) {
   activate(call, "gelu_fast_approx", Activation::gelu_fast_approx, 1);
+}
+ACCEL_KERNEL void host_ops_relu2(const accel_call* call) { activate(call, "relu2", Activation::relu2, 1); }
+ACCEL_KERNEL void host_ops_swiglu_oai(const accel_call* call) {
+  activate(call, "swiglu_oai", Activation::swiglu_oai, 2, 2);
 }
 ACCEL_KERNEL void host_ops_swiglu(const accel_call* call) { activate(call, "swiglu", Activation::swiglu, 2); }
 ACCEL_KERNEL void host_ops_geglu(const accel_call* call) { activate(call, "geglu", Activation::geglu, 2); }
