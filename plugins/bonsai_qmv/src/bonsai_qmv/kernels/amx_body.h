@@ -11,7 +11,9 @@
  *            deliver them, are the left tile; sixteen rows of x, as groups of four digits, the right. A tile product of
  *            64 k takes 16 cycles for 16384 multiply-adds, three of them make up a group of 64. The sums leave the
  *            tiles after each group and are scaled in vector registers, sixteen rows of x in the lanes, while the next
- *            group is multiplied. The block of rows of x is as large as the second-level cache holds.
+ *            groups are multiplied. Tiles are loaded faster than the second-level cache delivers them: kTileDepth numbers of
+ *            sixteen rows of x stay in the first-level cache while sixteen rows of W after the other pass by. The block
+ *            of rows of x and that of rows of W are what the second-level cache holds.
  * Source     Written for this library; tile instructions as in Intel's architecture manuals.
  */
 #ifndef BONSAI_QMV_AMX_BODY_H
@@ -22,8 +24,10 @@
 namespace bonsai {
 namespace {
 
-/* Digits of a block of rows of x that stay in the second-level cache. */
-constexpr int64_t kBlockBytes = 1 << 20;
+/* Digits of a block of rows of x and codes of a block of rows of W, both in the second-level cache. */
+constexpr int64_t kBlockBytes = 1 << 20, kCodeBytes = 1 << 18;
+/* Along k, in the first-level cache: 24 KB of digits. */
+constexpr int64_t kTileDepth = 512;
 
 /* What LDTILECFG reads: tiles 0..2 sums, 3 and 4 codes, 5..7 digits. In static memory, since compilers take it for a
  * read of eight bytes and would not store the rest. */
@@ -217,18 +221,20 @@ inline __attribute__((always_inline)) void amx_collect(const int32_t (*sums)[16]
   }
 }
 
-/* Sixteen outputs of sixteen rows. GROUP 128 is two tile products, 32 half a one. */
+/* Continues the sums of sixteen outputs of sixteen rows over groups g0 ... g1. GROUP 128 is two tile products, 32 half a
+ * one. */
 template <int GROUP>
-void amx_tile(const AmxJob& job, const int8_t* codes, const int8_t* x, const float* scale, const float* offset,
+void amx_tile(const int8_t* codes, const int8_t* x, int64_t g0, int64_t g1, const float* scale, const float* offset,
               const float* totals, float (*out)[16]) {
-  alignas(64) int32_t sums[2][3][16][16];
+  /* Sums are collected two groups later: stores of tiles take long to be seen by loads. */
+  alignas(64) int32_t sums[3][3][16][16];
   __m512 acc[16];
 #pragma GCC unroll 16
-  for (int n = 0; n < 16; ++n) acc[n] = _mm512_setzero_ps();
-  for (int64_t g = 0; g < job.groups; ++g) {
+  for (int n = 0; n < 16; ++n) acc[n] = g0 ? _mm512_load_ps(out[n]) : _mm512_setzero_ps();
+  for (int64_t g = g0; g < g1; ++g) {
     const int64_t s = g * GROUP / 64, part = GROUP == 32 ? g % 2 : 0;
     const int8_t *a = codes + s * 1024 + part * 32, *b = x + s * 3072 + part * 512;
-    int32_t(*to)[16][16] = sums[g % 2];
+    int32_t(*to)[16][16] = sums[g % 3];
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -248,78 +254,91 @@ void amx_tile(const AmxJob& job, const int8_t* codes, const int8_t* x, const flo
       _tile_loadd(7, b + 5120, 64);
       _tile_dpbssd(2, 4, 7);
     }
-    /* The previous group's sums, while this one's are under way. */
-    if (g) {
-      const int64_t h = (g - 1) * 16;
-      amx_collect(sums[(g - 1) % 2], scale + h, offset ? offset + h : NULL, totals + h, acc);
+    if (g - g0 >= 2) {
+      const int64_t h = (g - 2) * 16;
+      amx_collect(sums[(g - 2) % 3], scale + h, offset ? offset + h : NULL, totals + h, acc);
     }
     _tile_stored(0, to[0], 64);
     _tile_stored(1, to[1], 64);
     _tile_stored(2, to[2], 64);
   }
-  const int64_t h = (job.groups - 1) * 16;
-  amx_collect(sums[(job.groups - 1) % 2], scale + h, offset ? offset + h : NULL, totals + h, acc);
+  for (int64_t g = g1 - g0 >= 2 ? g1 - 2 : g0; g < g1; ++g) {
+    const int64_t h = g * 16;
+    amx_collect(sums[g % 3], scale + h, offset ? offset + h : NULL, totals + h, acc);
+  }
 #pragma GCC unroll 16
   for (int n = 0; n < 16; ++n) _mm512_store_ps(out[n], acc[n]);
 }
 
+/* y of sixteen outputs of the rows of one tile. */
+inline void amx_finish(const AmxJob& job, int64_t tile, int64_t n0, const float (*sums)[16]) {
+  const Problem& p = *job.p;
+  const int64_t columns = min64(16, p.n - n0);
+  const __mmask16 have = (__mmask16)((1u << columns) - 1);
+  __m512 bias = _mm512_setzero_ps();
+  if (p.bias) bias = some_floats(p.bias->data, p.bias->dtype, n0 * p.bias->strides[0], p.bias->strides[0], columns);
+  const uint8_t* rows[16];
+  for (int n = 0; n < 16; ++n) rows[n] = (const uint8_t*)sums[n];
+  __m512i out[16];
+  transpose16(rows, out);
+  for (int64_t m = 0; m < min64(16, job.rows - tile * 16); ++m) {
+    const float unit = job.unit[job.m0 + tile * 16 + m];
+    if (unit == 0) continue; /* left to the float32 kernel */
+    __m512 v = _mm512_mul_ps(_mm512_castsi512_ps(out[m]), _mm512_set1_ps(unit));
+    if (p.bias) v = _mm512_add_ps(v, bias);
+    const int64_t at = (job.m0 + tile * 16 + m) * p.n + n0;
+    if (p.y_dtype == ACCEL_FLOAT32) {
+      _mm512_mask_storeu_ps((float*)p.y + at, have, v);
+    } else if (p.y_dtype == ACCEL_FLOAT16) {
+      _mm256_mask_storeu_epi16((uint16_t*)p.y + at, have, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+    } else {
+      alignas(64) float y[16];
+      _mm512_store_ps(y, v);
+      for (int64_t c = 0; c < columns; ++c) ((uint16_t*)p.y)[at + c] = float_to_bfloat(y[c]);
+    }
+  }
+}
+
+/* Tiles of sixteen outputs, all rows at work. */
 template <int BITS>
 void amx_run(void* arg, int64_t begin, int64_t end) {
   const AmxJob& job = *(const AmxJob*)arg;
   const Problem& p = *job.p;
   const int32_t slot = job.take_slot();
-  char* memory = job.scratch + slot * job.slot_bytes;
-  float *scale = (float*)memory, *offset = scale + job.groups * 16;
-  int8_t* codes = (int8_t*)(offset + job.groups * 16);
-  _tile_loadconfig(&kTiles[p.group != 32]);
-  for (int64_t i = begin; i < end; ++i) {
-    const int64_t n0 = i * 16, columns = min64(16, p.n - n0);
-    const __mmask16 have = (__mmask16)((1u << columns) - 1);
-    amx_codes<BITS>(job, n0, codes);
-    amx_lanes(job, p.scales, p.s_dtype, p.s_stride, n0, scale);
-    const float* o = offset;
-    if (p.symmetric && (float)kCenter<BITS> == p.ratio) {
-      o = NULL;
-    } else {
-      if (!p.symmetric) amx_lanes(job, p.biases, p.b_dtype, p.b_stride, n0, offset);
-      const __m512 center = _mm512_set1_ps((float)kCenter<BITS> - p.ratio);
-      for (int64_t g = 0; g < job.groups * 16; g += 16) {
-        const __m512 b = p.symmetric ? _mm512_setzero_ps() : _mm512_load_ps(offset + g);
-        _mm512_store_ps(offset + g, _mm512_fmadd_ps(center, _mm512_load_ps(scale + g), b));
-      }
+  const int64_t count = end - begin, lanes = job.groups * 16, depth = kTileDepth / p.group;
+  const bool has_offset = !p.symmetric || (float)kCenter<BITS> != p.ratio;
+  int8_t* codes = (int8_t*)(job.scratch + slot * job.slot_bytes);
+  float *scale = (float*)(codes + count * job.stretches * 1024), *offset = scale + count * lanes;
+  float(*sums)[16] = (float(*)[16])(offset + count * lanes);
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t n0 = (begin + i) * 16;
+    amx_codes<BITS>(job, n0, codes + i * job.stretches * 1024);
+    amx_lanes(job, p.scales, p.s_dtype, p.s_stride, n0, scale + i * lanes);
+    if (!has_offset) continue;
+    if (!p.symmetric) amx_lanes(job, p.biases, p.b_dtype, p.b_stride, n0, offset + i * lanes);
+    const __m512 center = _mm512_set1_ps((float)kCenter<BITS> - p.ratio);
+    for (float *s = scale + i * lanes, *o = offset + i * lanes; s < scale + (i + 1) * lanes; s += 16, o += 16) {
+      const __m512 b = p.symmetric ? _mm512_setzero_ps() : _mm512_load_ps(o);
+      _mm512_store_ps(o, _mm512_fmadd_ps(center, _mm512_load_ps(s), b));
     }
-    __m512 bias = _mm512_setzero_ps();
-    if (p.bias) bias = some_floats(p.bias->data, p.bias->dtype, n0 * p.bias->strides[0], p.bias->strides[0], columns);
-    for (int64_t tile = 0; tile < job.tiles; ++tile) {
-      alignas(64) float sums[16][16];
-      const int8_t* x = job.x + tile * job.stretches * 3072;
-      const float* totals = job.totals + tile * job.groups * 16;
-      switch (p.group) {
-        case 32: amx_tile<32>(job, codes, x, scale, o, totals, sums); break;
-        case 64: amx_tile<64>(job, codes, x, scale, o, totals, sums); break;
-        default: amx_tile<128>(job, codes, x, scale, o, totals, sums);
-      }
-      const uint8_t* rows[16];
-      for (int n = 0; n < 16; ++n) rows[n] = (const uint8_t*)sums[n];
-      __m512i out[16];
-      transpose16(rows, out);
-      for (int64_t m = 0; m < min64(16, job.rows - tile * 16); ++m) {
-        const float unit = job.unit[job.m0 + tile * 16 + m];
-        if (unit == 0) continue; /* left to the float32 kernel */
-        __m512 v = _mm512_mul_ps(_mm512_castsi512_ps(out[m]), _mm512_set1_ps(unit));
-        if (p.bias) v = _mm512_add_ps(v, bias);
-        const int64_t at = (job.m0 + tile * 16 + m) * p.n + n0;
-        if (p.y_dtype == ACCEL_FLOAT32) {
-          _mm512_mask_storeu_ps((float*)p.y + at, have, v);
-        } else if (p.y_dtype == ACCEL_FLOAT16) {
-          _mm256_mask_storeu_epi16((uint16_t*)p.y + at, have, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
-        } else {
-          alignas(64) float y[16];
-          _mm512_store_ps(y, v);
-          for (int64_t c = 0; c < columns; ++c) ((uint16_t*)p.y)[at + c] = float_to_bfloat(y[c]);
+  }
+  _tile_loadconfig(&kTiles[p.group != 32]);
+  for (int64_t tile = 0; tile < job.tiles; ++tile) {
+    const int8_t* x = job.x + tile * job.stretches * 3072;
+    const float* totals = job.totals + tile * lanes;
+    for (int64_t g = 0; g < job.groups; g += depth) {
+      const int64_t stop = min64(g + depth, job.groups);
+      for (int64_t i = 0; i < count; ++i) {
+        const int8_t* c = codes + i * job.stretches * 1024;
+        const float *s = scale + i * lanes, *o = has_offset ? offset + i * lanes : NULL;
+        switch (p.group) {
+          case 32: amx_tile<32>(c, x, g, stop, s, o, totals, sums + i * 16); break;
+          case 64: amx_tile<64>(c, x, g, stop, s, o, totals, sums + i * 16); break;
+          default: amx_tile<128>(c, x, g, stop, s, o, totals, sums + i * 16);
         }
       }
     }
+    for (int64_t i = 0; i < count; ++i) amx_finish(job, tile, (begin + i) * 16, sums + i * 16);
   }
   _tile_release();
   __atomic_store_n(&job.slots[slot], 0, __ATOMIC_RELEASE);
@@ -339,7 +358,11 @@ inline void amx_large_rows(const Problem& p) {
   const int64_t row_bytes = job.stretches * 192;
   const int64_t block = min64(ceil_div(p.rows, 16), kBlockBytes / (16 * row_bytes) < 2 ? 2 : kBlockBytes / (16 * row_bytes)) * 16;
   job.n_slots = p.call->threads < 1 ? 1 : p.call->threads;
-  job.slot_bytes = (size_t)(job.groups * 128 + job.stretches * 1024);
+  /* Tiles of outputs at a time: what fits, and enough pieces that threads end together. */
+  const int64_t columns = ceil_div(p.n, 16), fair = columns / (4 * job.n_slots), fits = kCodeBytes / (job.stretches * 1024);
+  int64_t grain = min64(fair, min64(fits, 16));
+  if (grain < 1) grain = 1;
+  job.slot_bytes = (size_t)(grain * (job.groups * 128 + job.stretches * 1024 + 1024));
   job.x = (int8_t*)accel_scratch(p.call, (size_t)(block * row_bytes));
   job.totals = (float*)accel_scratch(p.call, (size_t)(block * job.groups) * sizeof(float));
   job.unit = (float*)accel_scratch(p.call, (size_t)p.rows * sizeof(float));
@@ -361,12 +384,11 @@ inline void amx_large_rows(const Problem& p) {
                          : p.bits == 5 ? amx_run<5>
                          : p.bits == 6 ? amx_run<6>
                                        : amx_run<8>;
-  const int64_t columns = ceil_div(p.n, 16);
   for (job.m0 = 0; job.m0 < p.rows; job.m0 += block) {
     job.rows = min64(block, p.rows - job.m0);
     job.tiles = ceil_div(job.rows, 16);
     accel_parallel_for(p.call, job.tiles, 1, amx_digits, &job);
-    accel_parallel_for(p.call, columns, columns > 64 ? 4 : 1, run, &job);
+    accel_parallel_for(p.call, columns, grain, run, &job);
   }
   for (int64_t m = 0; unfit && m < p.rows; ++m) {
     if (job.unit[m] != 0) continue;
