@@ -53,6 +53,8 @@ struct Vnni {
     const int32_t* rows; /* which rows of the call these are; they are `count` */
     int count;
     int64_t grain, pieces, lanes; /* units per piece; how many pieces, and threads that take them in turns */
+    int64_t ahead;                /* bytes from what is read to what is fetched */
+    int shift;                    /* bytes of a group, as a power of two */
   };
 
   /* out[m][r] += codes of line r times line m of x, as integers, rounded once, times the scales.
@@ -158,99 +160,98 @@ struct Vnni {
                             _mm_cvtsi32_si128(__builtin_ctz((unsigned)words)));
   }
 
-  /* Sums of outputs n0 ... n0 + kOutputs - 1, all rows: sums[m * kUnit + r]. */
-  template <bool ONE>
-  static void outputs(const Job& job, int64_t n0, float (*sums)[16]) {
+  /* Scales of `groups` groups of eight rows from n0 on, one row after the other, and what the biases come to: sums[m *
+   * kUnit + r] += (bias + center * scale) * total over the groups. Rows of scales without gaps are converted as one. */
+  static inline void prepare(const Job& job, int64_t n0, int64_t g0, int64_t groups, float* scale, float (*sums)[16]) {
     const Problem& p = *job.p;
-    const int group = p.group, shift = __builtin_ctz((unsigned)(group * BITS / 8)); /* bytes of a group, as a power */
-    const int64_t n_groups = p.k / group, tile_bytes = kOutputs * p.w_stride;
-    /* Far enough for memory to answer, and whole tiles, so that every line is asked for once. */
-    const int64_t ahead = tile_bytes * (tile_bytes ? ceil_div(kAhead, tile_bytes) : 0);
-    const int count = ONE ? 1 : job.count;
-    const uint8_t* w[kOutputs];
-    int64_t row[kOutputs];
-#pragma GCC unroll 4
-    for (int r = 0; r < kOutputs; ++r) {
-      row[r] = min64(n0 + r, p.n - 1); /* surplus rows repeat the last */
-      w[r] = p.w + row[r] * p.w_stride;
-    }
-    __m512 one[1][kOutputs];
-#pragma GCC unroll 4
-    for (int r = 0; r < kOutputs; ++r) one[0][r] = _mm512_setzero_ps();
-    if constexpr (!ONE) {
-      for (int m = 0; m < count; ++m) {
-        for (int r = 0; r < kOutputs; ++r) _mm512_store_ps(sums[m * kUnit + r], _mm512_setzero_ps());
+    const bool biased = !p.symmetric, has_offset = biased || (float)kCenter<BITS> != p.ratio;
+    const bool whole = groups == p.k / p.group && p.s_stride[1] == 1 && p.s_stride[0] == groups && n0 + kUnit <= p.n &&
+                       (!biased || (p.b_stride[1] == 1 && p.b_stride[0] == groups));
+    const __m512 center = _mm512_set1_ps((float)kCenter<BITS> - p.ratio);
+    alignas(64) float offset[kUnit * kGroupBlock + 16];
+    const int64_t pieces = whole ? 1 : kUnit, length = whole ? kUnit * groups : groups;
+    for (int64_t r = 0; r < pieces; ++r) {
+      const int64_t row = min64(n0 + r, p.n - 1); /* surplus rows repeat the last */
+      const int64_t s_at = row * p.s_stride[0] + g0 * p.s_stride[1], b_at = row * p.b_stride[0] + g0 * p.b_stride[1];
+      for (int64_t g = 0; g < length; g += 16) { /* what is written beyond the row, the next row overwrites */
+        const __m512 s = some_floats(p.scales, p.s_dtype, s_at + g * p.s_stride[1], p.s_stride[1], length - g);
+        _mm512_storeu_ps(scale + r * groups + g, s);
+        if (!has_offset) continue;
+        const __m512 b = biased ? some_floats(p.biases, p.b_dtype, b_at + g * p.b_stride[1], p.b_stride[1], length - g)
+                                : _mm512_setzero_ps();
+        _mm512_storeu_ps(offset + r * groups + g, _mm512_fmadd_ps(center, s, b));
       }
     }
-    /* 16 more: a line loads as many scales as it has lanes. */
-    alignas(64) float scale[kOutputs][kGroupBlock + 16];
-    const bool has_offset = !p.symmetric || (float)kCenter<BITS> != p.ratio;
-    const __m512i of_lane = lane_groups(group), mask = _mm512_set1_epi8((char)((1u << BITS) - 1));
-    const __m512 center = _mm512_set1_ps((float)kCenter<BITS> - p.ratio);
-    const L* x = job.lines;
-    int64_t byte = 0;
-    for (int64_t g0 = 0; g0 < n_groups; g0 += kGroupBlock) {
-      const int64_t groups = min64(kGroupBlock, n_groups - g0);
+    /* A line loads as many scales as it has lanes, and meets what is too much with zeros. */
+    _mm512_storeu_ps(scale + kUnit * groups, _mm512_setzero_ps());
+    if (!has_offset) return;
+    _mm512_storeu_ps(offset + kUnit * groups, _mm512_setzero_ps());
+    for (int m = 0; m < job.count; ++m) {
+      const float* totals = job.totals + m * job.total_stride + g0; /* zeros beyond the last group */
+#pragma GCC unroll 8
+      for (int r = 0; r < kUnit; ++r) {
+        __m512 sum = _mm512_load_ps(sums[m * kUnit + r]);
+        for (int64_t g = 0; g < groups; g += 16) {
+          sum = _mm512_fmadd_ps(_mm512_loadu_ps(offset + r * groups + g), _mm512_loadu_ps(totals + g), sum);
+        }
+        _mm512_store_ps(sums[m * kUnit + r], sum);
+      }
+    }
+  }
+
+  /* Lines of groups g0 ... g0 + groups of outputs n0 ... n0 + kOutputs - 1, all rows: sums[m * kUnit + r]. */
+  template <bool ONE>
+  static void outputs(const Job& job, int64_t n0, int64_t g0, int64_t groups, const float* scale, float (*sums)[16]) {
+    const Problem& p = *job.p;
+    const int shift = job.shift;
+    const int64_t begin = g0 << shift, end = (g0 + groups) << shift, ahead = job.ahead;
+    const uint8_t* w[kOutputs];
+#pragma GCC unroll 4
+    for (int r = 0; r < kOutputs; ++r) w[r] = p.w + min64(n0 + r, p.n - 1) * p.w_stride;
+    __m512 one[1][kOutputs];
+    if constexpr (ONE) {
+#pragma GCC unroll 4
+      for (int r = 0; r < kOutputs; ++r) one[0][r] = _mm512_load_ps(sums[r]);
+    }
+    const __m512i of_lane = lane_groups(p.group), mask = _mm512_set1_epi8((char)((1u << BITS) - 1));
+    const L* x = job.lines + begin / 64 * job.count;
+    auto step = [&](int64_t byte, __mmask16 have, bool full) __attribute__((always_inline)) {
+      __m512i codes[kOutputs][kSteps];
+      __m512 s[kOutputs];
+      const float* of_line = scale + ((byte - begin) >> shift);
 #pragma GCC unroll 4
       for (int r = 0; r < kOutputs; ++r) {
-        const int64_t s_at = row[r] * p.s_stride[0] + g0 * p.s_stride[1];
-        const int64_t b_at = row[r] * p.b_stride[0] + g0 * p.b_stride[1];
-        int64_t g = 0;
-        for (; g < groups; g += 16) {
-          const __m512 s = some_floats(p.scales, p.s_dtype, s_at + g * p.s_stride[1], p.s_stride[1], groups - g);
-          _mm512_store_ps(scale[r] + g, s);
-          if (!has_offset) continue;
-          const __m512 b = p.symmetric ? _mm512_setzero_ps()
-                                       : some_floats(p.biases, p.b_dtype, b_at + g * p.b_stride[1], p.b_stride[1], groups - g);
-          const __m512 o = _mm512_fmadd_ps(center, s, b);
-          if constexpr (ONE) {
-            one[0][r] = _mm512_fmadd_ps(o, _mm512_loadu_ps(job.totals + g0 + g), one[0][r]);
-          } else {
-            for (int m = 0; m < count; ++m) {
-              float* to = sums[m * kUnit + r];
-              const __m512 t = _mm512_loadu_ps(job.totals + m * job.total_stride + g0 + g);
-              _mm512_store_ps(to, _mm512_fmadd_ps(o, t, _mm512_load_ps(to)));
-            }
-          }
-        }
-        _mm512_store_ps(scale[r] + g, _mm512_setzero_ps());
-      }
-      const int64_t end = (g0 + groups) * group * BITS / 8;
-      for (; byte < end; byte += 64, x += count) {
-        const int64_t left = end - byte;
-        const __mmask16 have = left >= 64 ? 0xffff : (__mmask16)((1u << (left / 4)) - 1);
-        __m512i codes[kOutputs][kSteps];
-        __m512 s[kOutputs];
-        const int64_t g = (byte >> shift) - g0;
-#pragma GCC unroll 4
-        for (int r = 0; r < kOutputs; ++r) {
-          const __m512i packed = _mm512_maskz_loadu_epi32(have, w[r] + byte);
-          __builtin_prefetch(w[r] + byte + ahead);
-          s[r] = _mm512_permutexvar_ps(of_lane, _mm512_loadu_ps(scale[r] + g));
-          if constexpr (BITS == 8) {
-            codes[r][0] = packed;
-          } else {
-#pragma GCC unroll 8
-            for (int i = 0; i < kSteps; ++i) {
-              codes[r][i] = _mm512_and_si512(i ? _mm512_srli_epi32(packed, (unsigned)(i * BITS)) : packed, mask);
-            }
-          }
-        }
-        if constexpr (ONE) {
-          line<1>(codes, x, s, one);
+        const __m512i packed =
+            full ? _mm512_loadu_si512(w[r] + byte) : _mm512_maskz_loadu_epi32(have, w[r] + byte);
+        __builtin_prefetch(w[r] + byte + ahead);
+        s[r] = _mm512_permutexvar_ps(of_lane, _mm512_loadu_ps(of_line + r * groups));
+        if constexpr (BITS == 8) {
+          codes[r][0] = packed;
         } else {
-          int m = 0;
-          for (; m + kTile <= count; m += kTile) line_in_memory<kTile>(codes, x + m, s, sums + m * kUnit);
-          if constexpr (kTile == 4) {
-            if (m + 2 <= count) {
-              line_in_memory<2>(codes, x + m, s, sums + m * kUnit);
-              m += 2;
-            }
+#pragma GCC unroll 8
+          for (int i = 0; i < kSteps; ++i) {
+            codes[r][i] = _mm512_and_si512(i ? _mm512_srli_epi32(packed, (unsigned)(i * BITS)) : packed, mask);
           }
-          if (m < count) line_in_memory<1>(codes, x + m, s, sums + m * kUnit);
         }
       }
-    }
+      if constexpr (ONE) {
+        line<1>(codes, x, s, one);
+      } else {
+        int m = 0;
+        for (; m + kTile <= job.count; m += kTile) line_in_memory<kTile>(codes, x + m, s, sums + m * kUnit);
+        if constexpr (kTile == 4) {
+          if (m + 2 <= job.count) {
+            line_in_memory<2>(codes, x + m, s, sums + m * kUnit);
+            m += 2;
+          }
+        }
+        if (m < job.count) line_in_memory<1>(codes, x + m, s, sums + m * kUnit);
+      }
+      x += ONE ? 1 : job.count;
+    };
+    int64_t byte = begin;
+    for (; byte + 64 <= end; byte += 64) step(byte, 0xffff, true);
+    if (byte < end) step(byte, (__mmask16)((1u << ((end - byte) / 4)) - 1), false);
     if constexpr (ONE) {
 #pragma GCC unroll 4
       for (int r = 0; r < kOutputs; ++r) _mm512_store_ps(sums[r], one[0][r]);
@@ -290,14 +291,19 @@ struct Vnni {
   static void run(void* arg, int64_t begin, int64_t end) {
     const Job& job = *(const Job*)arg;
     const Problem& p = *job.p;
-    const int64_t stop = min64(end * kUnit, p.n);
-    alignas(64) float sums[kSmallRows * kUnit][16];
+    const int64_t stop = min64(end * kUnit, p.n), n_groups = p.k / p.group;
+    alignas(64) float sums[kSmallRows * kUnit][16], scale[kUnit * kGroupBlock + 16];
     for (int64_t n0 = begin * kUnit; n0 < stop; n0 += kUnit) {
-      for (int r = 0; r < kUnit; r += kOutputs) {
-        if (job.count == 1) {
-          outputs<true>(job, n0 + r, sums + r);
-        } else {
-          outputs<false>(job, n0 + r, sums + r);
+      for (int i = 0; i < job.count * kUnit; ++i) _mm512_store_ps(sums[i], _mm512_setzero_ps());
+      for (int64_t g0 = 0; g0 < n_groups; g0 += kGroupBlock) {
+        const int64_t groups = min64(kGroupBlock, n_groups - g0);
+        prepare(job, n0, g0, groups, scale, sums);
+        for (int r = 0; r < kUnit; r += kOutputs) {
+          if (job.count == 1) {
+            outputs<true>(job, n0 + r, g0, groups, scale + r * groups, sums + r);
+          } else {
+            outputs<false>(job, n0 + r, g0, groups, scale + r * groups, sums + r);
+          }
         }
       }
       const int64_t n = min64(kUnit, stop - n0);
@@ -334,7 +340,7 @@ struct Vnni {
       return;
     }
     const int64_t n_lines = ceil_div(p.k, L::kWeights), padded = n_lines * L::kWeights;
-    const int64_t total_stride = ceil_div(p.k / p.group, 16) * 16;
+    const int64_t total_stride = ceil_div(p.k / p.group, 16) * 16 + 16;
     char* scratch = (char*)accel_scratch(
         p.call, (size_t)(p.rows * n_lines) * sizeof(L) + (size_t)(padded + p.rows * total_stride) * sizeof(float));
     if (!scratch) return;
@@ -369,7 +375,11 @@ struct Vnni {
       for (int64_t i = 1; i < n_lines; ++i) memmove(lines + i * fit, lines + i * p.rows, (size_t)fit * sizeof(L));
     }
     const int64_t units = ceil_div(p.n, kUnit), grain = ceil_div(units, count_pieces(p) < 1 ? 1 : count_pieces(p));
-    Job job = {&p, lines, totals, total_stride, unit, rows, fit, grain, ceil_div(units, grain), p.call->threads};
+    /* Far enough for memory to answer, and whole tiles, so that every line is asked for once. */
+    const int64_t tile_bytes = kOutputs * p.w_stride, ahead = tile_bytes > 0 ? tile_bytes * ceil_div(kAhead, tile_bytes) : 0;
+    const int shift = __builtin_ctz((unsigned)(p.group * BITS / 8));
+    Job job = {&p,  lines, totals, total_stride,           unit,             rows,  fit,
+               grain, ceil_div(units, grain), p.call->threads, ahead, shift};
     if (job.pieces < 2 || p.call->threads < 2) {
       run(&job, 0, units);
     } else {
