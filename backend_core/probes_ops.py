@@ -178,6 +178,7 @@ _GATED: dict[str, tuple[Any, Any]] = {
     "swiglu": (reference_ops.swiglu, reference_ops.swiglu_bound),
     "precise_swiglu": (reference_ops.swiglu, reference_ops.swiglu_bound),
     "swiglu_oai": (reference_ops.swiglu_oai, reference_ops.swiglu_oai_bound),
+    "geglu": (reference_ops.geglu, reference_ops.geglu_bound),
     "geglu_approx": (reference_ops.geglu_approx, reference_ops.geglu_approx_bound),
 }
 

@@ -42,6 +42,10 @@ class Value:
         """
         return Value(self.step, self.index, (*self.views, ("limit", parameter)))
 
+    def part(self, begin: int, end: int) -> Value:
+        """Elements [begin, end) of the last dimension; not for results of the program."""
+        return Value(self.step, self.index, (*self.views, ("part", begin, end)))
+
     def other(self, index: int) -> Value:
         """Another output of the same kernel."""
         return Value(self.step, index)

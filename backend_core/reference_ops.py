@@ -6,6 +6,8 @@ arithmetic may lose on the way, stated per op.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from .reference import ulp
@@ -106,6 +108,17 @@ def swiglu_oai(gate: np.ndarray, x: np.ndarray, alpha: float = 1.702, limit: flo
 def swiglu_oai_bound(gate: np.ndarray, y64: np.ndarray, dtype: str) -> np.ndarray:
     """As :func:`swiglu_bound`, where the argument of the exponential has a rounding of its own and so has the sum."""
     return ulp(y64, dtype) + (12 + 8 * np.abs(gate)) * _EPS * np.abs(y64) + 2.0**-120
+
+
+def geglu(gate: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """gate Phi(gate) x, Phi the distribution function of the normal distribution."""
+    erfc = np.vectorize(math.erfc, otypes=[np.float64])
+    return gate * erfc(-gate / math.sqrt(2.0)) / 2.0 * x
+
+
+def geglu_bound(gate: np.ndarray, y64: np.ndarray, dtype: str) -> np.ndarray:
+    """1 ulp + (24 + 2 gate^2) 2^-24 |y| + 2^-120: for negative gates Phi is an exponential of gate^2 / 2."""
+    return ulp(y64, dtype) + (24 + 2 * gate * gate) * _EPS * np.abs(y64) + 2.0**-120
 
 
 def geglu_approx(gate: np.ndarray, x: np.ndarray) -> np.ndarray:

@@ -97,6 +97,8 @@ class Report:
         Plugin records as plain dicts.
     seconds
         Wall time of the selection.
+    unjoined
+        Why decoder layers do not run as one piece -> their paths.
     """
 
     decisions: list[Decision] = field(default_factory=list)
@@ -105,6 +107,7 @@ class Report:
     policy: dict[str, Any] = field(default_factory=dict)
     activations: str = "model"
     seconds: float = 0.0
+    unjoined: dict[str, list[str]] = field(default_factory=dict)
 
     def note(self, text: str) -> None:
         """Add a note once."""
@@ -137,6 +140,7 @@ class Report:
             "plugins": list(self.plugins),
             "policy": dict(self.policy),
             "activations": self.activations,
+            "unjoined": {reason: list(paths) for reason, paths in self.unjoined.items()},
             "seconds": round(self.seconds, 3),
         }
 

@@ -20,30 +20,70 @@ from .walk import host_of, modules_of, natural, stock_class
 
 @dataclass(frozen=True)
 class AttentionForm:
-    """q, k and v of x; (norms of the heads;) rope; cache; attention; output projection."""
+    """q, k and v of x; (norms;) rope; cache; attention; output projection.
+
+    norms
+        q_norm and k_norm of each head.
+    whole_norms
+        q_norm and k_norm of all heads together.
+    fused
+        One projection, qkv_proj, makes q, k and v.
+    """
 
     heads: str = "n_heads"
     kv_heads: str = "n_kv_heads"
     norms: bool = False
+    whole_norms: bool = False
+    fused: bool = False
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Names of the parts."""
+        projections = ("qkv_proj",) if self.fused else ("q_proj", "k_proj", "v_proj")
+        return (*projections, "o_proj", *(("q_norm", "k_norm") if self.norms or self.whole_norms else ()))
 
 
 @dataclass(frozen=True)
 class MLPForm:
-    """down(swiglu(gate(x), up(x)))."""
+    """down(activation(gate(x), up(x))); without `up`, `gate` makes both, one after the other.
+
+    activation
+        ``"swiglu"``, which models hold by name, or ``"geglu_approx"`` or ``"geglu"``, written out with ``mlx.nn``.
+    """
 
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    activation: str = "swiglu"
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Names of the parts."""
+        return tuple(name for name in (self.gate, self.up, self.down) if name)
 
 
 @dataclass(frozen=True)
 class LayerForm:
-    """h = x + attention(norm(x)); h + mlp(norm(h))."""
+    """h = x + attention(first(x)); h + mlp(second(h)), where each norm may be missing ("").
+
+    after_attention, after_mlp
+        Norms of what is added.
+    clips
+        In float16 the sums stay within the dtype's range.
+    """
 
     first: str = "input_layernorm"
     attention: str = "self_attn"
     second: str = "post_attention_layernorm"
     mlp: str = "mlp"
+    after_attention: str = ""
+    after_mlp: str = ""
+    clips: bool = False
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Names of the parts, but for attention and mlp."""
+        return tuple(n for n in (self.first, self.after_attention, self.second, self.after_mlp) if n)
 
 
 Form = AttentionForm | MLPForm | LayerForm
@@ -53,11 +93,31 @@ FORMS: dict[str, Form] = {
     "a4c78480f2ee5219": AttentionForm(),
     "364d63257a430607": AttentionForm(norms=True),
     "6cc35c10e096e550": AttentionForm("num_attention_heads", "num_key_value_heads", norms=True),
+    "595a719e0c4e959f": AttentionForm(norms=True),
+    "d094947ca8de4e12": AttentionForm(whole_norms=True),
+    "f8b140a98a8b2378": AttentionForm(fused=True),
     "1ccf0d982b225544": MLPForm(),
     "19ab2238a7174ac7": MLPForm(),
     "fc5f8272df7efafd": MLPForm("w1", "w3", "w2"),
+    "37e4787407ab1129": MLPForm("gate_up_proj", ""),
+    "2d5d436098447809": MLPForm(activation="geglu_approx"),
+    "edf95a747cd1e4d4": MLPForm(activation="geglu"),
     "821b2d0196ca693e": LayerForm(),
     "8f1258accf794957": LayerForm(),
+    "bfaa56d02325f686": LayerForm(
+        second="pre_feedforward_layernorm",
+        after_attention="post_attention_layernorm",
+        after_mlp="post_feedforward_layernorm",
+    ),
+    "2a13d66e9fefb0a5": LayerForm(
+        second="pre_feedforward_layernorm",
+        after_attention="post_attention_layernorm",
+        after_mlp="post_feedforward_layernorm",
+        clips=True,
+    ),
+    "6167814e8f7b635f": LayerForm(
+        "", second="", after_attention="post_attention_layernorm", after_mlp="post_feedforward_layernorm"
+    ),
 }
 
 
@@ -73,6 +133,17 @@ def multiplies_by_one_plus(cls: type) -> bool:
     if not inspect.isfunction(function) or function.__closure__ or "rms_norm" not in function.__code__.co_names:
         return False
     return code_hash(function) == ONE_PLUS
+
+
+#: Hash of the code of position embeddings that give x back.
+_IDENTITY = "c74082f1ec8e49c4"
+
+
+@functools.cache
+def leaves_positions_out(cls: type) -> bool:
+    """True for what models call in place of a rotary embedding in layers without positions."""
+    function = vars(cls).get("__call__")
+    return inspect.isfunction(function) and not function.__closure__ and code_hash(function) == _IDENTITY
 
 
 @functools.cache

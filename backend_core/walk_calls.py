@@ -12,6 +12,7 @@ from typing import Any
 from .machine import default_device
 from .sites import AttentionSite, DraftSite, OpSite
 from .walk import Found, activations_dtype, host_of, model_type_of, modules_of, stock_class
+from .walk_blocks import MLPForm, form_of
 
 _HEADS = ("n_heads", "num_heads", "num_attention_heads")
 _KV_HEADS = ("n_kv_heads", "num_kv_heads", "num_key_value_heads")
@@ -151,7 +152,38 @@ def find_functions(model: Any, x_dtype: str = "") -> list[Found]:
             model_type=model_type_of(model),
         )  # fmt: skip
         found.append(Found(site, None, callers))
+    return found + _find_written_out(model, host, x_dtype)
+
+
+def _find_written_out(model: Any, host: str, x_dtype: str) -> list[Found]:
+    """Activations that feed-forward blocks of known code write out, one site per variant."""
+    from .integrations import functions
+
+    found = []
+    for (owner, path), (variant, _) in functions.WRITTEN_OUT.items():
+        if owner != host:
+            continue
+        blocks = [m for _, m in modules_of(model) if _writes_out(stock_class(m), variant)]
+        if not blocks:
+            continue
+        dtype = x_dtype or activations_dtype(model) or "float32"
+        weight = blocks[0].get("down_proj", {}).get("weight")
+        config = getattr(model, "args", None) or getattr(model, "config", None)
+        width = getattr(config, "intermediate_size", 0) or (weight.shape[-1] if weight is not None else 1024)
+        site = OpSite(
+            path=path, op="activation", variant=variant, x_dtype=dtype, out_dtype=dtype, host=host, dims=width,
+            device=default_device(), model_type=model_type_of(model),
+        )  # fmt: skip
+        found.append(Found(site, None, tuple({id(m): m for m in blocks}.values())))
     return found
+
+
+def _writes_out(cls: type, variant: str) -> bool:
+    import mlx.nn as nn
+
+    form = form_of(cls)
+    return isinstance(form, MLPForm) and form.activation == variant and getattr(
+        vars(cls)["__call__"], "__globals__", {}).get("nn") is nn  # fmt: skip
 
 
 def find_logits(model: Any, x_dtype: str = "") -> list[Found]:

@@ -91,9 +91,77 @@ CACHES = {
 
 
 @pytest.mark.parametrize("kind", CACHES)
-@pytest.mark.parametrize("name", ["llama", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "phi3"])
 def test_same_bits_as_in_parts(monkeypatch, name, kind):
     same_bits(*both(monkeypatch, lambda: model(name), make=CACHES[kind]))
+
+
+#: Family -> kinds of what is joined, and layers that are one operation for a token.
+FAMILIES = {
+    "llama": ({"layer"}, 2),
+    "qwen2": ({"layer"}, 2),
+    "qwen3": ({"layer"}, 2),
+    "gemma": ({"layer"}, 2),
+    "gemma2": ({"mlp"}, 0),  # its attention is its own
+    "gemma3": ({"layer"}, 3),
+    "olmo2": ({"layer"}, 2),
+    "phi3": ({"layer"}, 2),
+    "smollm3": ({"layer"}, 4),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_families(monkeypatch, name, dtype):
+    one, two = model(name, dtype=dtype), model(name, dtype=dtype)
+    stock, before = run(two), snapshot(two)
+    parts_of(monkeypatch, one)
+    report = accelerate(two, POLICY)
+    kinds, whole = FAMILIES[name]
+    assert {d.site.kind for d in blocks(report)} == kinds
+    plans = [layer.__dict__.get("_accel_joined", (None,))[0] for layer in two.layers]
+    assert sum(getattr(p, "decode", None) is not None for p in plans) == whole
+    have = run(two)
+    same_bits(run(one), have)
+    if dtype == "float32":
+        close([mx.array(y) for y in stock], [mx.array(y) for y in have])
+    assert bool(report.unjoined) == (kinds != {"layer"})
+    restore(two)
+    assert snapshot(two) == before
+    same_bits(run(two), stock)
+
+
+def test_sums_that_are_clipped_run_in_parts(monkeypatch):
+    m = model("gemma3", dtype="float16")
+    report = accelerate(m, POLICY)
+    assert {d.site.kind for d in blocks(report)} == {"attention", "mlp"}
+    [(reason, paths)] = report.unjoined.items()
+    assert "clipped" in reason and len(paths) == 3
+
+
+def test_layers_whose_code_is_not_known_are_reported():
+    m = model("gpt_oss")
+    report = accelerate(m, POLICY)
+    assert report.unjoined == {"its code is not known": ["model.layers.0", "model.layers.1"]}
+    assert report.as_dict()["unjoined"] == report.unjoined
+
+
+def test_activations_that_blocks_write_out(monkeypatch):
+    m = model("gemma2")
+    mlp = m.layers[0].mlp
+    x = mx.random.normal((16, 1, 128), key=mx.random.key(0))
+    want = mlp(x)
+    parts_of(monkeypatch, m)
+    assert scope.gated_of(mlp) is not None
+    have = mlp(x)
+    close([want], [have])
+    for i in (0, 7, 15):
+        assert np.array(mlp(x[i : i + 1])).tobytes() == np.array(have[i : i + 1]).tobytes()
+    half = x.astype(mx.float16)
+    assert mlp(half).dtype == mx.float16 or mlp(half).dtype == mx.float32
+    assert mlp(mx.zeros((0, 1, 128))).shape == (0, 1, 128)
+    restore(m)
+    assert scope.gated_of(mlp) is None and mx.array_equal(mlp(x), want)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

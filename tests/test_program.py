@@ -70,6 +70,34 @@ def test_one_output_is_an_array_and_one_node(library):
     same(y, np.array(x_of(2, 4)) @ np.array(weight(4, 4, 1)).T @ np.array(weight(4, 4)).T)
 
 
+@pytest.mark.parametrize("shape", [(1, 1, 12), (2, 5, 12), (0, 2, 12)])
+def test_parts_of_a_result(library, shape):
+    x = x_of(*shape)
+    p = Program("parts", 1)
+    product = p.call(matmul(library, weight(12, 12)), p.input(0))
+    pieces = [product.part(0, 4), product.part(4, 10).split(2).swap(), product.part(10, 12), p.input(0).part(3, 6)]
+    run = p.build(*(p.call(gather(library), piece) for piece in pieces))
+    whole, out = np.array(x) @ np.array(weight(12, 12)).T, run(x)
+    same(out[0], whole[..., :4])
+    same(out[1], whole[..., 4:10].reshape(*shape[:2], 2, 3).transpose(0, 2, 1, 3))
+    same(out[2], whole[..., 10:])
+    same(out[3], np.array(x)[..., 3:6])
+
+
+def test_parts_that_are_not_there(library):
+    p = Program("parts", 1)
+    product = p.call(matmul(library, weight(12, 12)), p.input(0))
+    with pytest.raises(ValueError, match="part"):
+        p.build(product.part(0, 4))
+    for begin, end in ((0, 13), (5, 4)):
+        run = Program("parts", 1)
+        run = run.build(run.call(gather(library), run.input(0).part(begin, end)))
+        with pytest.raises(ValueError, match="no part"):
+            run(x_of(1, 12))
+    with pytest.raises(ValueError, match="negative"):
+        p.build(p.call(gather(library), product.part(-1, 4)))
+
+
 @pytest.mark.parametrize("shape", [(1, 1, 12), (2, 5, 12), (1, 3, 12), (0, 2, 12)])
 def test_views(library, shape):
     x = x_of(*shape)

@@ -402,6 +402,8 @@ def test_layer_norm_without_weight_and_shared_norms():
     ]
 
 
-def test_gemma_norms_are_no_rms_norm_sites(models):
-    """gemma3's own RMSNorm adds one to its weight: a class of its own, so not a site."""
-    assert not [f for f in find_ops(models("gemma3")) if f.site.op == "rms_norm"]
+def test_gemma_norms_are_sites_of_their_own(models):
+    """gemma3's own RMSNorm adds one to its weight; it is known by its code."""
+    norms = [f.site for f in find_ops(models("gemma3")) if f.site.op == "rms_norm"]
+    assert norms and {s.variant for s in norms} == {"one_plus"}
+    assert {s.variant for s in (f.site for f in find_ops(models("llama"))) if s.op == "rms_norm"} == {""}

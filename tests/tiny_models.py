@@ -43,6 +43,36 @@ CONFIGS: dict[str, dict[str, Any]] = {
                          "beta_fast": 32.0, "beta_slow": 1.0},
         "layer_types": ["sliding_attention", "full_attention"],
     },
+    "qwen2": {
+        "model_type": "qwen2", "hidden_size": 128, "num_hidden_layers": 2, "intermediate_size": 192,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "vocab_size": VOCAB,
+        "max_position_embeddings": 512, "rope_theta": 10000.0, "tie_word_embeddings": True,
+    },
+    "phi3": {
+        "model_type": "phi3", "hidden_size": 128, "num_hidden_layers": 2, "intermediate_size": 192,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "vocab_size": VOCAB,
+        "max_position_embeddings": 256, "original_max_position_embeddings": 64, "rope_theta": 10000.0,
+    },
+    "olmo2": {
+        "model_type": "olmo2", "hidden_size": 128, "num_hidden_layers": 2, "intermediate_size": 192,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "rms_norm_eps": 1e-6,
+        "vocab_size": VOCAB, "tie_word_embeddings": False,
+    },
+    "gemma": {
+        "model_type": "gemma", "hidden_size": 128, "num_hidden_layers": 2, "intermediate_size": 192,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "rms_norm_eps": 1e-6,
+        "vocab_size": VOCAB,
+    },
+    "gemma2": {
+        "model_type": "gemma2", "hidden_size": 128, "num_hidden_layers": 2, "intermediate_size": 192,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "rms_norm_eps": 1e-6,
+        "vocab_size": VOCAB, "query_pre_attn_scalar": 32,
+    },
+    "smollm3": {
+        "model_type": "smollm3", "hidden_size": 128, "num_hidden_layers": 4, "intermediate_size": 192,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "vocab_size": VOCAB,
+        "no_rope_layer_interval": 4, "tie_word_embeddings": True, "rope_theta": 10000.0,
+    },
     "qwen3_moe": {
         "model_type": "qwen3_moe", "hidden_size": 128, "num_hidden_layers": 2, "intermediate_size": 192,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "rms_norm_eps": 1e-6,

@@ -70,6 +70,10 @@ def print_report(report: Report, *, every: bool = False, stderr: bool = False) -
                           _shape(d) if first else "", rows, runs, ratio, spread, bucket.how, why)  # fmt: skip
     console = _console(stderr)
     console.print(table)
+    for reason, paths in report.unjoined.items():
+        console.print(
+            f"not joined: {len(paths)} layers ({paths[0]}{', ...' if paths[1:] else ''}): {reason}", markup=False
+        )
     console.print(report.line(), markup=False)
 
 

@@ -17,7 +17,7 @@ def install(slot: Any, callers: tuple[Any, ...], owner: int) -> None:
     elif isinstance(slot, logits.LogitsSlot):
         logits.install(slot, owner)
     else:
-        functions.install(slot, owner)
+        functions.install(slot, callers, owner)
     for module in callers:
         scope.install(module, owner)
 

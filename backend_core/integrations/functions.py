@@ -15,7 +15,8 @@ from typing import Any
 
 from ..probe_base import Probe
 from ..report import Report
-from ..walk import dtype_name
+from ..walk import dtype_name, stock_class
+from ..walk_blocks import MLPForm, form_of
 from . import scope
 
 
@@ -41,6 +42,12 @@ class Function:
     options: tuple[tuple[str, float], ...] = ()
 
 
+def _times(name: str, gate: Any, x: Any) -> Any:
+    import mlx.nn as nn
+
+    return getattr(nn, name)(gate) * x
+
+
 _OAI = (("alpha", 1.702), ("limit", 7.0))
 #: (host, path of the site) -> stock function.
 FUNCTIONS = {
@@ -56,6 +63,29 @@ FUNCTIONS = {
     ("mlx_lm", "gemma3n.logit_softcap()"): Function("mlx_lm.models.gemma3n", "logit_softcap", "softcap", "", 1),
     ("mlx_vlm", "swiglu()"): Function("mlx_vlm.models.activations", "swiglu", "activation", "swiglu"),
 }
+
+
+#: (host, path of the site) -> variant and stock of activations that blocks write out; see :class:`Gated`.
+WRITTEN_OUT: dict[tuple[str, str], tuple[str, Callable[[Any, Any], Any]]] = {
+    (host, f"{name}() * x"): (variant, functools.partial(_times, name))
+    for host in ("mlx_lm", "mlx_vlm")
+    for name, variant in (("gelu_approx", "geglu_approx"), ("gelu", "geglu"))
+}
+
+
+class Gated:
+    """Runs a feed-forward block whose code writes its activation out: its layers around the chosen callable."""
+
+    def __init__(self, form: MLPForm, function: Callable[..., Any], dtype: str) -> None:
+        self.form, self.function, self.dtype = form, function, dtype
+
+    def __call__(self, module: Any, *args: Any, **kwargs: Any) -> Any:
+        if len(args) != 1 or kwargs:
+            return NotImplemented
+        gate, up = module[self.form.gate](args[0]), module[self.form.up](args[0])
+        if dtype_name(gate.dtype) != self.dtype or gate.dtype != up.dtype or gate.shape != up.shape or not gate.size:
+            return NotImplemented
+        return module[self.form.down](self.function(gate, up))
 
 
 class FunctionSlot:
@@ -93,6 +123,7 @@ class Rebound:
 
 
 _rebound: dict[tuple[str, str], Rebound] = {}
+_written_out: set[tuple[int, str, str]] = set()  # the blocks themselves hold what runs
 _places: dict[tuple[str, str], list[tuple[str, str]]] = {}
 
 
@@ -107,6 +138,8 @@ def stock_function(host: str, path: str) -> Callable[..., Any]:
 
 def stock_call(host: str, path: str) -> Callable[..., Any]:
     """The host's own function with the keywords that offers are made for."""
+    if (host, path) in WRITTEN_OUT:
+        return WRITTEN_OUT[host, path][1]
     options = dict(FUNCTIONS[host, path].options)
     return functools.partial(stock_function(host, path), **options) if options else stock_function(host, path)
 
@@ -123,11 +156,21 @@ def users(host: str, path: str) -> list[tuple[str, str]]:
     ]
 
 
-def install(slot: FunctionSlot, owner: int) -> None:
-    """Rebind every place that holds the slot's function, on behalf of the model with id `owner`."""
+def install(slot: FunctionSlot, callers: tuple[Any, ...], owner: int) -> None:
+    """Rebind every place that holds the slot's function, on behalf of the model with id `owner`.
+
+    Of activations that blocks write out, `callers` are the blocks; they run :class:`Gated`.
+    """
     site = slot.probe.site
     key = (site.host, site.path)
     if slot.function is None:
+        return
+    if key in WRITTEN_OUT:
+        _written_out.add((owner, *key))
+        for module in callers:
+            form = form_of(stock_class(module))
+            if isinstance(form, MLPForm):
+                scope.gate(module, Gated(form, slot.function, site.x_dtype))
         return
     if key not in _rebound:
         places = users(*key)
@@ -141,7 +184,9 @@ def install(slot: FunctionSlot, owner: int) -> None:
 
 def uninstall(owner: int) -> int:
     """Remove what was installed for a model; places get their function back with the last one."""
-    count = 0
+    mine_written = {entry for entry in _written_out if entry[0] == owner}
+    _written_out.difference_update(mine_written)
+    count = len(mine_written)
     for key in list(_rebound):
         rebound = _rebound[key]
         mine = [k for k in rebound.by_owner if k[0] == owner]

@@ -15,7 +15,7 @@ from ..walk import stock_class
 #: id of the accelerated model whose block runs now on this thread, 0 for none.
 owner: contextvars.ContextVar[int] = contextvars.ContextVar("mlx_accel_owner", default=0)
 
-_KEY, _JOINED = "_accel_owner", "_accel_joined"
+_KEY, _JOINED, _GATED = "_accel_owner", "_accel_joined", "_accel_gated"
 _CLASSES: dict[type, type] = {}
 
 
@@ -33,6 +33,11 @@ def scoped_class(stock: type) -> type:
                     result = joined[0](self, *args, **kwargs)
                 finally:
                     owner.reset(token)
+                if result is not NotImplemented:
+                    return result
+            gated = attributes.get(_GATED)
+            if gated is not None:
+                result = gated(self, *args, **kwargs)
                 if result is not NotImplemented:
                     return result
             if _KEY not in attributes:
@@ -62,10 +67,21 @@ def join(module: Any, model: int, joined: Any) -> None:
     _change_class(module)
 
 
+def gate(module: Any, gated: Any) -> None:
+    """Ask `gated(module, *args)` where the block is not joined; NotImplemented leaves the call to the block's code."""
+    module.__dict__[_GATED] = gated
+    _change_class(module)
+
+
+def gated_of(module: Any) -> Any:
+    """What :func:`gate` was given, None without."""
+    return module.__dict__.get(_GATED)
+
+
 def uninstall(module: Any) -> bool:
-    """Undo :func:`install` and :func:`join`. False if the module has no owner."""
-    found = [module.__dict__.pop(key, None) for key in (_KEY, _JOINED)]
-    if found == [None, None]:
+    """Undo :func:`install`, :func:`join` and :func:`gate`. False if there is nothing to undo."""
+    found = [module.__dict__.pop(key, None) for key in (_KEY, _JOINED, _GATED)]
+    if all(value is None for value in found):
         return False
     module.__class__ = stock_class(module)
     return True

@@ -33,6 +33,13 @@ void view_shape(const View& view, Shape& shape, const std::string& name) {
     case View::Limit:
       if (n < 3) throw std::invalid_argument("[" + name + "] there is no dimension 2 to limit");
       break;
+    case View::Part:
+      if (n < 1 || view.parts > view.end || view.end > shape[n - 1]) {
+        throw std::invalid_argument("[" + name + "] a last dimension has no part " + std::to_string(view.parts) + ".." +
+                                    std::to_string(view.end));
+      }
+      shape[n - 1] = view.end - view.parts;
+      break;
     case View::Merge:
       if (n < 2) throw std::invalid_argument("[" + name + "] there are no two dimensions to merge");
       shape[n - 2] *= shape[n - 1];
@@ -74,7 +81,10 @@ struct Seen {
       shape[2] = std::clamp<int64_t>(limit, 0, shape[2]);
       return;
     }
-    if (view.kind == View::Split) {
+    if (view.kind == View::Part) {
+      data = static_cast<char*>(data) + view.parts * strides[n - 1] * int64_t(accel_itemsize(dtype));
+      shape[n - 1] = view.end - view.parts;
+    } else if (view.kind == View::Split) {
       shape[n] = shape[n - 1] / view.parts;
       strides[n] = strides[n - 1];
       shape[n - 1] = view.parts;

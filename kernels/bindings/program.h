@@ -14,8 +14,10 @@ namespace accel {
 
 /* Ways of looking at the last dimensions of an array. */
 struct View {
-  enum Kind { Split, Swap, Merge, Limit } kind;
-  int parts = 0; // Split: the last dimension n becomes (parts, n / parts). Limit: number of a parameter of the call
+  enum Kind { Split, Swap, Merge, Limit, Part } kind;
+  int parts = 0; // Split: the last dimension n becomes (parts, n / parts). Limit: number of a parameter of the call.
+                 // Part: first element of the last dimension that is seen
+  int end = 0;   // Part: the one behind the last
   // Swap exchanges dimensions 1 and 2, Merge makes the last two dimensions one, Limit takes the first so many
   // of dimension 2. What depends on that dimension's length cannot be known before the program runs.
   bool operator==(const View&) const = default;
@@ -39,7 +41,7 @@ struct ProgramSpec {
   std::string name;
   int n_inputs = 0;
   std::vector<Step> steps;
-  std::vector<Source> outputs; // without Merge and Limit
+  std::vector<Source> outputs; // without Merge, Limit and Part
 };
 
 /* One output of a step. */

@@ -130,8 +130,8 @@ PyType_Slot slots[] = {{Py_tp_doc, const_cast<char*>("program(x, ..., params=Non
 PyType_Spec type_spec = {"backend_core._native.Program", sizeof(ProgramObject), 0,
                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
 
-/* (step, index, view, ...), step -1 for inputs; a view is ("split", parts), ("limit", parameter), "swap" or
- * "merge". */
+/* (step, index, view, ...), step -1 for inputs; a view is ("split", parts), ("limit", parameter),
+ * ("part", begin, end), "swap" or "merge". */
 Source make_source(nb::handle object, const ProgramSpec& program) {
   nb::tuple parts = nb::cast<nb::tuple>(object);
   if (parts.size() < 2) throw nb::value_error("a source is (step, index, view, ...)");
@@ -146,9 +146,12 @@ Source make_source(nb::handle object, const ProgramSpec& program) {
     View view;
     if (nb::isinstance<nb::tuple>(parts[i])) {
       nb::tuple split = nb::borrow<nb::tuple>(parts[i]);
-      const std::string kind = split.size() == 2 ? nb::cast<std::string>(split[0]) : "";
-      if (kind != "split" && kind != "limit") throw nb::value_error("unknown view");
-      view = {kind == "split" ? View::Split : View::Limit, nb::cast<int>(split[1])};
+      const std::string kind = split.size() == 2 || split.size() == 3 ? nb::cast<std::string>(split[0]) : "";
+      if ((kind != "split" && kind != "limit" && kind != "part") || (split.size() == 3) != (kind == "part")) {
+        throw nb::value_error("unknown view");
+      }
+      view = {kind == "split" ? View::Split : kind == "limit" ? View::Limit : View::Part, nb::cast<int>(split[1])};
+      if (kind == "part") view.end = nb::cast<int>(split[2]);
       if (view.parts < 0) throw nb::value_error("a view's number is negative");
     } else {
       const std::string kind = nb::cast<std::string>(parts[i]);
@@ -184,8 +187,8 @@ nb::object make_program(std::string name, int n_inputs, nb::sequence steps, nb::
   for (nb::handle source : outputs) {
     program->outputs.push_back(make_source(source, *program));
     for (const View& view : program->outputs.back().views) {
-      if (view.kind == View::Merge || view.kind == View::Limit) {
-        throw nb::value_error("an output cannot be merged or limited");
+      if (view.kind == View::Merge || view.kind == View::Limit || view.kind == View::Part) {
+        throw nb::value_error("an output cannot be merged, limited or a part");
       }
     }
   }
