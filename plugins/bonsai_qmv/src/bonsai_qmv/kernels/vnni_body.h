@@ -32,8 +32,9 @@ namespace {
 /* Groups whose scales are converted at a time, a multiple of what a line can hold. */
 constexpr int kGroupBlock = 256;
 
-/* Bytes to fetch ahead. */
-constexpr int64_t kAhead = 8192;
+/* Bytes to fetch ahead: far enough for memory to answer, by the second-level cache, which has room for more requests
+ * than the first, and from there in time. */
+constexpr int64_t kFar = 16384, kNear = 2048;
 
 template <int BITS>
 struct Vnni {
@@ -53,7 +54,7 @@ struct Vnni {
     const int32_t* rows; /* which rows of the call these are; they are `count` */
     int count;
     int64_t grain, pieces, lanes; /* units per piece; how many pieces, and threads that take them in turns */
-    int64_t ahead;                /* bytes from what is read to what is fetched */
+    int64_t far, near;            /* bytes from what is read to what is fetched to the second and first level */
     int shift;                    /* bytes of a group, as a power of two */
   };
 
@@ -204,7 +205,7 @@ struct Vnni {
   static void outputs(const Job& job, int64_t n0, int64_t g0, int64_t groups, const float* scale, float (*sums)[16]) {
     const Problem& p = *job.p;
     const int shift = job.shift;
-    const int64_t begin = g0 << shift, end = (g0 + groups) << shift, ahead = job.ahead;
+    const int64_t begin = g0 << shift, end = (g0 + groups) << shift, far = job.far, near = job.near;
     const uint8_t* w[kOutputs];
 #pragma GCC unroll 4
     for (int r = 0; r < kOutputs; ++r) w[r] = p.w + min64(n0 + r, p.n - 1) * p.w_stride;
@@ -223,7 +224,8 @@ struct Vnni {
       for (int r = 0; r < kOutputs; ++r) {
         const __m512i packed =
             full ? _mm512_loadu_si512(w[r] + byte) : _mm512_maskz_loadu_epi32(have, w[r] + byte);
-        __builtin_prefetch(w[r] + byte + ahead);
+        __builtin_prefetch(w[r] + byte + far, 0, 2);
+        __builtin_prefetch(w[r] + byte + near);
         s[r] = _mm512_permutexvar_ps(of_lane, _mm512_loadu_ps(of_line + r * groups));
         if constexpr (BITS == 8) {
           codes[r][0] = packed;
@@ -375,11 +377,13 @@ struct Vnni {
       for (int64_t i = 1; i < n_lines; ++i) memmove(lines + i * fit, lines + i * p.rows, (size_t)fit * sizeof(L));
     }
     const int64_t units = ceil_div(p.n, kUnit), grain = ceil_div(units, count_pieces(p) < 1 ? 1 : count_pieces(p));
-    /* Far enough for memory to answer, and whole tiles, so that every line is asked for once. */
-    const int64_t tile_bytes = kOutputs * p.w_stride, ahead = tile_bytes > 0 ? tile_bytes * ceil_div(kAhead, tile_bytes) : 0;
+    /* Whole tiles, so that every line is asked for once. */
+    const int64_t tile_bytes = kOutputs * p.w_stride;
+    const int64_t far = tile_bytes > 0 ? tile_bytes * ceil_div(kFar, tile_bytes) : 0;
+    const int64_t near = tile_bytes > 0 ? tile_bytes * ceil_div(kNear, tile_bytes) : 0;
     const int shift = __builtin_ctz((unsigned)(p.group * BITS / 8));
     Job job = {&p,  lines, totals, total_stride,           unit,             rows,  fit,
-               grain, ceil_div(units, grain), p.call->threads, ahead, shift};
+               grain, ceil_div(units, grain), p.call->threads, far, near, shift};
     if (job.pieces < 2 || p.call->threads < 2) {
       run(&job, 0, units);
     } else {
