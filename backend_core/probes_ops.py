@@ -207,7 +207,7 @@ class SoftcapProbe(FunctionProbe):
 
 
 class LogitsProbe(OpProbe):
-    """``mx.logsumexp(x, axis=-1, keepdims=True)``: ``f(x)``; its site has no module."""
+    """``mx.logsumexp(x, axis=-1, keepdims=True)`` or ``mx.argmax(x, axis=-1)``: ``f(x)``; its site has no module."""
 
     #: Columns of inputs with more than a few rows, which are rare and would cost memory.
     MANY_ROWS_COLUMNS = 8192
@@ -215,6 +215,8 @@ class LogitsProbe(OpProbe):
     def stock(self, module: Any, *args: Any) -> Any:
         import mlx.core as mx
 
+        if self.site.variant == "argmax":
+            return mx.argmax(args[0], axis=-1)
         return mx.logsumexp(args[0], axis=-1, keepdims=True)
 
     def args(self, rows: int) -> tuple[Any, ...]:
@@ -232,6 +234,12 @@ class LogitsProbe(OpProbe):
         single = None
         for rows, y in results:
             (x,) = self.args(rows)
+            if self.site.variant == "argmax":
+                require_form(y, (rows,), "uint32")
+                want = np.argmax(reference.as_numpy(x), axis=-1)
+                if not np.array_equal(np.array(y), want):
+                    raise VerificationError(f"wrong result (rows {rows}): {np.array(y)} instead of {want}")
+                continue
             require_form(y, (rows, 1), self.site.out_dtype)
             x64 = reference.as_numpy(x).astype(np.float64)
             y64 = reference_ops.logsumexp(x64)

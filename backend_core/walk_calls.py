@@ -187,20 +187,20 @@ def _writes_out(cls: type, variant: str) -> bool:
 
 
 def find_logits(model: Any, x_dtype: str = "") -> list[Found]:
-    """The reduction over the vocabulary in the host's generation loops."""
+    """The reductions over the vocabulary in the host's generation loops: logsumexp, and argmax of greedy sampling."""
     from .integrations import logits
 
     host = host_of(model)
     config = getattr(model, "args", None) or getattr(model, "config", None)
-    vocab = getattr(config, "vocab_size", 0)
+    vocab = getattr(config, "vocab_size", 0) or getattr(getattr(config, "text_config", None), "vocab_size", 0)
     if not logits.available(host) or not isinstance(vocab, int) or vocab <= 0:
         return []
     dtype = x_dtype or activations_dtype(model) or "float32"
-    site = OpSite(
-        path="logsumexp()", op="logits", variant="logsumexp", dims=vocab, x_dtype=dtype, out_dtype=dtype, host=host,
-        device=default_device(), model_type=model_type_of(model),
-    )  # fmt: skip
-    return [Found(site, None)]
+    return [
+        Found(OpSite(path=f"{variant}()", op="logits", variant=variant, dims=vocab, x_dtype=dtype, out_dtype=out,
+                     host=host, device=default_device(), model_type=model_type_of(model)), None)
+        for variant, out in (("logsumexp", dtype), ("argmax", "uint32"))
+    ]  # fmt: skip
 
 
 def _calls(cls: type, names: dict[str, str]) -> bool:

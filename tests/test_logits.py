@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import sys
 
@@ -24,7 +25,7 @@ PROMPT = mx.array([3, 7, 1, 4])
 
 def plugin(calls, factor=1.0):
     def select_op(site):
-        if site.op != "logits":
+        if (site.op, site.variant) != ("logits", "logsumexp"):
             return None
 
         def build(module):
@@ -140,6 +141,122 @@ def test_drafts_and_batches(two):
     assert drafted() == want[0] and calls
     calls.clear()
     assert batched() == want[1] and calls
+
+
+def greedy_plugin(calls, answer=lambda x: mx.argmax(x, axis=-1)):
+    def select_op(site):
+        if (site.op, site.variant) != ("logits", "argmax"):
+            return None
+
+        def build(module):
+            def argmax(x):
+                calls.append(x.shape)
+                return answer(x)
+
+            return argmax
+
+        return Offer("mine", build, row_invariant=True)
+
+    return toys.host(POLICY, mine=toys.module_with(select_op=select_op))
+
+
+def test_greedy_sampling_of_the_accelerated_model(two):
+    from mlx_lm.sample_utils import greedy_sampler, make_sampler
+
+    first, second = two
+    want, calls = tokens(first), []
+    report = accelerate(first, POLICY, host=greedy_plugin(calls))
+    assert report.decision("argmax()", "select_op").chosen == "mine/mine"
+    drafted = generation.speculative_generate_step
+    for run in (
+        lambda: tokens(first),
+        lambda: tokens(first, sampler=make_sampler(0.0)),
+        lambda: [(t, p) for t, p, _ in drafted(PROMPT, first, second, max_tokens=6)],
+    ):
+        calls.clear()
+        same([(int(t), np.array(p)) for t, p in run()], want)
+        assert calls
+    calls.clear()
+    tokens(second)
+    tokens(first, sampler=lambda p: mx.argmax(p, axis=-1))
+    tokens(first, sampler=make_sampler(0.8))
+    assert not calls
+    assert generation.greedy_sampler is greedy_sampler
+    loop = generation.generate_step(PROMPT, first, max_tokens=4)
+    next(loop)
+    restore(first)
+    calls.clear()
+    list(loop)
+    same(tokens(first), want)
+    assert not calls
+
+
+def test_a_wrong_argmax_is_not_installed(two):
+    report = accelerate(two[0], POLICY, host=greedy_plugin([], lambda x: mx.argmin(x, axis=-1)))
+    decision = report.decision("argmax()", "select_op")
+    assert decision.chosen == STOCK and "wrong result" in decision.losers[0].reason
+
+
+def test_the_greedy_samplers_of_both_hosts_are_known():
+    sampling = sys.modules["mlx_lm.sample_utils"]
+    assert logits._is_greedy(sampling.greedy_sampler) and logits._is_greedy(sampling.make_sampler(0.0))
+    assert not logits._is_greedy(sampling.make_sampler(0.5)) and not logits._is_greedy(mx.argmax)
+    assert not logits._is_greedy(lambda x: mx.argmax(x, axis=-1))
+    vlm = pytest.importorskip("mlx_vlm.sample_utils")
+    assert logits._is_greedy(vlm.make_sampler(0.0)) and not logits._is_greedy(vlm.make_sampler(0.7))
+
+
+@pytest.mark.vlm
+def test_the_loop_of_mlx_vlm():
+    loops = pytest.importorskip("mlx_vlm.generate.ar")
+    module = importlib.import_module("mlx_vlm.models.qwen2_vl")
+    text = {
+        "model_type": "qwen2_vl", "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 96,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "vocab_size": 320,
+        "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}, "tie_word_embeddings": True,
+    }  # fmt: skip
+    vision = {"model_type": "qwen2_vl", "depth": 1, "embed_dim": 64, "hidden_size": 64, "num_heads": 4,
+              "patch_size": 14, "in_channels": 3}  # fmt: skip
+    config = module.ModelConfig.from_dict({**text, "vision_config": dict(vision), "image_token_id": 300,
+                                           "video_token_id": 301, "vision_start_token_id": 302})  # fmt: skip
+    config.vision_config = module.VisionConfig.from_dict(vision)
+    config.text_config = module.TextConfig.from_dict(text)
+    mx.random.seed(0)
+    model = module.Model(config)
+
+    def run():
+        return [
+            (int(t), np.array(p))
+            for t, p in loops.generate_step(PROMPT[None], model, None, None, max_tokens=5, temperature=0.0)
+        ]
+
+    want, code = run(), loops.generate_step.__code__
+    calls = {}
+
+    def select_op(site):
+        if site.op != "logits":
+            return None
+        stock = {
+            "argmax": lambda x: mx.argmax(x, axis=-1),
+            "logsumexp": lambda x: mx.logsumexp(x, axis=-1, keepdims=True),
+        }[site.variant]
+
+        def counted(x):
+            calls[site.variant] = calls.get(site.variant, 0) + 1
+            return stock(x)
+
+        return Offer("mine", lambda _: counted, row_invariant=True)
+
+    report = accelerate(model, POLICY, host=toys.host(POLICY, mine=toys.module_with(select_op=select_op)))
+    assert report.decision("argmax()", "select_op").chosen == "mine/mine"
+    calls.clear()
+    same(run(), want)
+    assert calls.keys() == {"argmax", "logsumexp"}
+    restore(model)
+    assert loops.generate_step.__code__ is code
+    calls.clear()
+    same(run(), want)
+    assert not calls
 
 
 def test_a_wrong_one_is_not_installed(two):

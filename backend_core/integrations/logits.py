@@ -1,9 +1,12 @@
-"""logsumexp over the vocabulary, which mlx-lm computes once per generated token.
+"""logsumexp and argmax over the vocabulary, which hosts compute once per generated token.
 
-The call is ``mx.logsumexp(logits, ...)`` inside the generation loops of ``mlx_lm.generate``. Changing the attribute of
+The first is a call of ``mx.logsumexp(logits, ...)`` inside the generation loops. Changing the attribute of
 ``mlx.core``, or the loops' global ``mx``, would reach every model and every other call. So the loops get a twin: their
 own code with globals of its own, in which ``mx`` is a stand-in that passes everything on to ``mlx.core`` but this one
 function, and all other names are the module's. The twin runs if the loop's model is the accelerated one.
+
+The second is what the hosts' greedy sampler does, and nothing else is taken for it: mlx-lm's ``greedy_sampler`` by
+identity, mlx-vlm's by the code that its ``make_sampler`` makes it of.
 """
 
 from __future__ import annotations
@@ -17,11 +20,12 @@ from typing import Any
 from ..probes_ops import LogitsProbe
 from ..report import Report
 
-#: (class or "", function) of the loops in mlx_lm.generate, and how their model is found.
-_LOOPS: tuple[tuple[str, str, Callable[..., Any]], ...] = (
-    ("", "generate_step", lambda prompt=None, model=None, *a, **k: model),
-    ("", "speculative_generate_step", lambda prompt=None, model=None, *a, **k: model),
-    ("GenerationBatch", "_step", lambda self, *a, **k: getattr(self, "model", None)),
+#: (module, class or "", function) of the loops, and how their model is found.
+_LOOPS: tuple[tuple[str, str, str, Callable[..., Any]], ...] = (
+    ("mlx_lm.generate", "", "generate_step", lambda prompt=None, model=None, *a, **k: model),
+    ("mlx_lm.generate", "", "speculative_generate_step", lambda prompt=None, model=None, *a, **k: model),
+    ("mlx_lm.generate", "GenerationBatch", "_step", lambda self, *a, **k: getattr(self, "model", None)),
+    ("mlx_vlm.generate.ar", "", "generate_step", lambda input_ids=None, model=None, *a, **k: model),
 )
 #: owner -> the stand-in for mlx.core.
 _stand_ins: dict[int, _StandIn] = {}
@@ -39,13 +43,33 @@ class LogitsSlot:
 
 
 class _StandIn:
-    """mlx.core with another logsumexp."""
+    """mlx.core with another logsumexp; and another greedy sampler."""
 
     def __init__(self) -> None:
         import mlx.core as mx
 
         self._mx = mx
         self._functions: dict[Any, Callable[..., Any]] = {}
+        self._greedy: dict[Any, Callable[..., Any]] = {}
+
+    def _names(self, module: dict[str, Any]) -> dict[str, Any]:
+        """What a twin has in place of a module's own names."""
+        names: dict[str, Any] = {"mx": self}
+        if module.get("greedy_sampler") is not None:
+            names["greedy_sampler"] = self._greedy_sampler
+        stock = module.get("_sample_with_positions")
+        if stock is not None:
+
+            def sample(sampler: Any, logprobs: Any, **options: Any) -> Any:
+                function = self._greedy.get(logprobs.dtype) if _is_greedy(sampler) and logprobs.size else None
+                return stock(sampler, logprobs, **options) if function is None else function(logprobs)
+
+            names["_sample_with_positions"] = sample
+        return names
+
+    def _greedy_sampler(self, logprobs: Any) -> Any:
+        function = self._greedy.get(getattr(logprobs, "dtype", None))
+        return self._mx.argmax(logprobs, axis=-1) if function is None or not logprobs.size else function(logprobs)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._mx, name)
@@ -57,6 +81,18 @@ class _StandIn:
         if axis == -1 or (axis is None and x.size == x.shape[-1]):
             return function(x)
         return self._mx.logsumexp(x, axis=axis, keepdims=keepdims, **options)
+
+
+def _is_greedy(sampler: Any) -> bool:
+    """True for the samplers that the hosts make for a temperature of zero."""
+    lm, vlm = (getattr(sys.modules.get(f"{host}.sample_utils"), name, None)
+               for host, name in (("mlx_lm", "greedy_sampler"), ("mlx_vlm", "make_sampler")))  # fmt: skip
+    if lm is not None and sampler is lm:
+        return True
+    code, made_by = getattr(sampler, "__code__", None), getattr(vlm, "__code__", None)
+    if code is None or made_by is None or sampler.__closure__ or "argmax" not in code.co_names:
+        return False
+    return any(const is code for const in made_by.co_consts)
 
 
 class _Globals(dict[str, Any]):
@@ -80,7 +116,14 @@ class _Route:
         self.fast: dict[int, Callable[..., Any]] = {}
 
         def route(*args: Any, **kwargs: Any) -> Any:
-            return self.fast.get(id(model_of(*args, **kwargs)), self.stock)(*args, **kwargs)
+            owner = id(model_of(*args, **kwargs))
+            fast = self.fast.get(owner)
+            if fast is None:
+                return self.stock(*args, **kwargs)
+            # What was given as an argument is no name of the twin.
+            if "sampler" in kwargs and kwargs["sampler"] is module.__dict__.get("greedy_sampler", self):
+                kwargs["sampler"] = _stand_ins[owner]._greedy_sampler
+            return fast(*args, **kwargs)
 
         def trampoline(*args: Any, **kwargs: Any) -> Any:
             return _route(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
@@ -92,7 +135,8 @@ class _Route:
         function.__signature__ = signature  # type: ignore[attr-defined]
 
     def add(self, owner: int) -> None:
-        self.fast[owner] = self._twin(_Globals(self.function.__globals__, {"mx": _stand_ins[owner]}))
+        names = self.function.__globals__
+        self.fast[owner] = self._twin(_Globals(names, _stand_ins[owner]._names(names)))
 
     def undo(self) -> None:
         self.function.__code__ = self.code
@@ -108,7 +152,9 @@ class _Route:
 
 def available(host: str) -> bool:
     """True if the host has loops that can be routed."""
-    return host == "mlx_lm" and bool(_routed or _loops())
+    return any(route.module.__name__.partition(".")[0] == host for route in _routed) or any(
+        function.__module__.partition(".")[0] == host for _, function, _ in _loops()
+    )
 
 
 def install(slot: LogitsSlot, owner: int) -> None:
@@ -119,9 +165,11 @@ def install(slot: LogitsSlot, owner: int) -> None:
         return
     if owner not in _stand_ins:
         _stand_ins[owner] = _StandIn()
-    _stand_ins[owner]._functions[getattr(mx, slot.probe.site.x_dtype)] = slot.function
-    if not _routed:
-        _routed.extend(_Route(*loop) for loop in _loops())
+    stand_in, dtype = _stand_ins[owner], getattr(mx, slot.probe.site.x_dtype)
+    functions = stand_in._greedy if slot.probe.site.variant == "argmax" else stand_in._functions
+    functions[dtype] = slot.function
+    known = [route.function for route in _routed]
+    _routed.extend(_Route(*loop) for loop in _loops() if loop[1] not in known)
     for route in _routed:
         route.add(owner)
 
@@ -134,8 +182,9 @@ def uninstall(owner: int) -> int:
     for route in _routed:
         route.fast.pop(owner, None)
     # A loop that runs on has stock's function from now on.
-    count = len(stand_in._functions)
+    count = len(stand_in._functions) + len(stand_in._greedy)
     stand_in._functions.clear()
+    stand_in._greedy.clear()
     if not _stand_ins:
         while _routed:
             _routed.pop().undo()
@@ -143,14 +192,14 @@ def uninstall(owner: int) -> int:
 
 
 def _loops() -> list[tuple[Any, types.FunctionType, Callable[..., Any]]]:
-    modules = [sys.modules.get("mlx_lm.generate")]
     main = sys.modules.get("__main__")
-    # ``python -m mlx_lm.generate`` has copies of its own.
-    if getattr(getattr(main, "__spec__", None), "name", "") == "mlx_lm.generate":
-        modules.append(main)
     found = []
-    for module in modules:
-        for owner, name, model_of in _LOOPS:
+    for host, owner, name, model_of in _LOOPS:
+        modules = [sys.modules.get(host)]
+        # ``python -m mlx_lm.generate`` has copies of its own.
+        if getattr(getattr(main, "__spec__", None), "name", "") == host:
+            modules.append(main)
+        for module in modules:
             holder: Any = getattr(module, owner, None) if owner else module
             function = vars(holder).get(name) if holder is not None else None
             if isinstance(function, types.FunctionType) and not function.__closure__ and _names(function.__code__):
