@@ -251,12 +251,16 @@ def test_norms_that_multiply_by_one_plus_weight(dtype, installed_plugins) -> Non
     assert all(mx.array_equal(x, y) for x, y in zip(tiny_models.logits(model), want, strict=True))
 
 
-def test_gpt_oss_activation(installed_plugins) -> None:
+@pytest.mark.parametrize(
+    ("name", "paths"),
+    [("gpt_oss", ["swiglu_oai()"]), ("gemma4", ["gemma4.geglu()", "gemma4.logit_softcap()"])],
+)
+def test_functions_of_families(name, paths, installed_plugins) -> None:
     pytest.importorskip("host_ops")
-    model = tiny_models.build("gpt_oss")
+    model = tiny_models.build(name)
     want = tiny_models.logits(model)
     report = accelerate(model, DETERMINISTIC)
-    assert report.decision("swiglu_oai()", "select_op").chosen == "host_ops/native"
+    assert {report.decision(path, "select_op").chosen for path in paths} == {"host_ops/native"}
     close(tiny_models.logits(model), want)
     restore(model)
     assert all(mx.array_equal(x, y) for x, y in zip(tiny_models.logits(model), want, strict=True))

@@ -68,6 +68,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "rms_norm_eps": 1e-6,
         "vocab_size": VOCAB, "query_pre_attn_scalar": 32,
     },
+    "gemma4": {
+        "model_type": "gemma4_text", "hidden_size": 128, "num_hidden_layers": 4, "intermediate_size": 192,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "global_head_dim": 32,
+        "rms_norm_eps": 1e-6, "vocab_size": VOCAB, "vocab_size_per_layer_input": VOCAB,
+        "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "sliding_window": 8,
+        "sliding_window_pattern": 2,
+    },
     "smollm3": {
         "model_type": "smollm3", "hidden_size": 128, "num_hidden_layers": 4, "intermediate_size": 192,
         "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "vocab_size": VOCAB,

@@ -119,7 +119,7 @@ int main() {
       COMPARE(geglu, {x, r}, {Array(s, t)}, {});
       COMPARE(geglu_approx, {x, r}, {Array(s, t)}, {});
       COMPARE(relu2, {x}, {Array(s, t)}, {});
-      COMPARE(swiglu_oai, {x, r}, {Array(s, t)}, {1.702, 7.0});
+      COMPARE(swiglu_oai, {x, r}, {Array(s, t)}, {number(1.702), number(7)});
       COMPARE(softcap, {x}, {Array(s, t)}, {number(30)});
       COMPARE(residual, {x, r}, {Array(s, t)}, {});
       COMPARE(logsumexp, {x}, {Array({3, 1}, t)}, {});
@@ -128,6 +128,8 @@ int main() {
       if (n == 1) continue;
       for (int64_t traditional : {0, 1}) {
         COMPARE(rope, {Array({2, 3, n}, t), Array({n / 2}, ACCEL_FLOAT64)}, {Array({2, 3, n}, t)},
+                {integer(4095), integer(traditional)});
+        COMPARE(rope, {Array({2, 3, n}, t), Array({2, n / 2}, ACCEL_FLOAT64)}, {Array({2, 3, n}, t)},
                 {integer(4095), integer(traditional)});
       }
     }
