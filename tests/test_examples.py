@@ -181,7 +181,7 @@ class TestC:
         accelerate(model, stock_policy, host=toys.host(stock_policy))
         want = tiny_models.logits(model)
         report = accelerate(model, policy, host=toys.host(policy, bf16_linear=bf16))
-        assert {d.chosen for d in report.decisions} == {"bf16_linear/c"}
+        assert {d.chosen for d in report.decisions if d.site.hook != "join"} == {"bf16_linear/c"}
         for a, b in zip(tiny_models.logits(model), want, strict=True):
             assert mx.abs(a - b).max().item() <= 1e-4 * mx.abs(b).max().item()
 
