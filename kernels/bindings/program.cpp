@@ -7,6 +7,7 @@
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "scratch.h"
+#include "thread_pool.h"
 
 namespace accel {
 namespace {
@@ -145,8 +146,20 @@ struct Job {
     char* temporary = static_cast<char*>(scratch.take(layout->temporary));
     if (!temporary) return out_of_memory();
     std::vector<accel_array> arrays;
+    static thread_local std::weak_ptr<const ProgramSpec> before;
+    if (const auto last = before.lock()) {
+      last->then_bytes.store(program->first.bytes, std::memory_order_relaxed);
+      last->then_data.store(program->first.data, std::memory_order_relaxed);
+    }
+    before = program;
     for (size_t s = 0; s < program->steps.size(); ++s) {
       const Step& step = program->steps[s];
+      if (step.next.data) {
+        pool::expect(step.next.data, step.next.bytes);
+      } else {
+        pool::expect(program->then_data.load(std::memory_order_relaxed),
+                     program->then_bytes.load(std::memory_order_relaxed));
+      }
       const std::vector<Result>& results = layout->results[s];
       const auto mark = scratch.mark();
       const size_t n_inputs = step.sources.size() + step.fixed.size(), n = n_inputs + results.size();
@@ -357,6 +370,21 @@ bool ProgramPrimitive::is_equivalent(const mx::Primitive& other) const {
 
 std::vector<mx::Shape> ProgramPrimitive::output_shapes(const std::vector<mx::array>& inputs) {
   return make_layout(*program_, inputs)->output_shapes;
+}
+
+void ProgramSpec::look_ahead() {
+  constexpr size_t kLarge = 64 << 10;
+  Expected next;
+  for (size_t s = steps.size(); s-- > 0;) {
+    steps[s].next = next;
+    for (const mx::array& f : steps[s].fixed) {
+      // The first of the step's large ones that is larger than what came before in it.
+      if (f.nbytes() >= kLarge && (next.data == steps[s].next.data || f.nbytes() > next.bytes)) {
+        next = {f.data<char>(), f.nbytes()};
+      }
+    }
+  }
+  first = next;
 }
 
 } // namespace accel

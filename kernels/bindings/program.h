@@ -5,6 +5,7 @@
  * own, with the same arrays, so that the bits are the same. */
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -23,6 +24,12 @@ struct View {
   bool operator==(const View&) const = default;
 };
 
+/* The largest fixed input of the next step that has a large one: weights, which threads may fetch while they wait. */
+struct Expected {
+  const void* data = nullptr;
+  size_t bytes = 0;
+};
+
 /* Where an array comes from: an input of the program (step -1) or an output of an earlier step. */
 struct Source {
   int step = -1, index = 0;
@@ -35,6 +42,7 @@ struct Step {
   std::shared_ptr<const Params> params; // null: those of the program's call
   std::vector<Source> sources;
   std::vector<mx::array> fixed; // the inputs that follow; they have been evaluated
+  Expected next;                // of the steps that follow
 };
 
 struct ProgramSpec {
@@ -42,6 +50,13 @@ struct ProgramSpec {
   int n_inputs = 0;
   std::vector<Step> steps;
   std::vector<Source> outputs; // without Merge, Limit and Part
+  Expected first;
+  // `first` of the program that ran after this one the last time. Written while the program runs: a hint.
+  mutable std::atomic<const void*> then_data{nullptr};
+  mutable std::atomic<size_t> then_bytes{0};
+
+  /* Fills in `first` and every step's `next`, once all steps are there. */
+  void look_ahead();
 };
 
 /* One output of a step. */

@@ -30,6 +30,9 @@ void relax() {
 #endif
 }
 
+// What a thread fetches at most while it waits: a part of its second-level cache.
+constexpr size_t kFetch = 384 << 10;
+
 thread_local bool in_loop = false;
 
 void run_inline(int64_t n, int64_t grain, Task task, void* arg) {
@@ -49,6 +52,12 @@ class Pool {
       if (!size_.compare_exchange_strong(expected, n)) n = expected;
     }
     return n;
+  }
+
+  void expect(const void* data, size_t bytes) {
+    // Two stores that may be seen apart: addresses are only ever prefetched, which cannot fault.
+    soon_bytes_.store(bytes, std::memory_order_relaxed);
+    soon_.store(static_cast<const char*>(data), std::memory_order_relaxed);
   }
 
   void set_threads(int n) {
@@ -100,7 +109,7 @@ class Pool {
     const Clock::time_point start = Clock::now();
     for (int i = 0; (gate & kInsideMask) != 0; ++i) {
       if (i < 1000) {
-        relax();
+        if (!fetch(caller_, 0)) relax();
       } else if (Clock::now() - start < std::chrono::milliseconds(1)) {
         sched_yield();
       } else {
@@ -122,7 +131,8 @@ class Pool {
   void start_workers() {
     while (int(workers_.size()) < threads() - 1) {
       try {
-        workers_.emplace_back([this] { worker(); });
+        const int index = int(workers_.size()) + 1;
+        workers_.emplace_back([this, index] { worker(index); });
       } catch (const std::system_error&) {
         // The system gives no more threads: be content with those there are.
         size_.store(int(workers_.size()) + 1);
@@ -142,12 +152,31 @@ class Pool {
     in_loop = false;
   }
 
-  void worker() {
+  // How far a thread has come with what it fetches.
+  struct Fetched {
+    const char* data = nullptr;
+    size_t at = 0;
+  };
+
+  // Fetches a little of part number `index` of what is expected. False if there is nothing left to do.
+  bool fetch(Fetched& done, int index) const {
+    const char* data = soon_.load(std::memory_order_relaxed);
+    if (data != done.data) done = {data, 0};
+    const size_t part = soon_bytes_.load(std::memory_order_relaxed) / size_t(size_.load(std::memory_order_relaxed));
+    if (!data || done.at >= std::min(part, kFetch)) return false;
+    const char* from = data + part * size_t(index) + done.at;
+    for (int i = 0; i < 256; i += 64) __builtin_prefetch(from + i, 0, 2);
+    done.at += 256;
+    return true;
+  }
+
+  void worker(int index) {
     uint64_t seen = 0; // epoch of the last loop this worker took part in or saw full
+    Fetched fetched;
     while (!stop_.load(std::memory_order_relaxed)) {
       uint64_t gate = gate_.load(std::memory_order_acquire);
       if (!has_place(gate) || epoch_of(gate) == seen) {
-        wait(seen);
+        wait(seen, fetched, index);
         continue;
       }
       const uint64_t inside = gate + 1 - (1ull << kPlaceShift);
@@ -163,12 +192,12 @@ class Pool {
     return has_place(gate) && epoch_of(gate) != seen;
   }
 
-  void wait(uint64_t seen) {
+  void wait(uint64_t seen, Fetched& fetched, int index) {
     const Clock::time_point start = Clock::now();
     do {
       for (int i = 0; i < 64; ++i) {
         if (ready(seen, std::memory_order_relaxed)) return;
-        relax();
+        if (!fetch(fetched, index)) relax();
       }
       sched_yield(); // somebody else may have better use for this processor
       if (stop_.load(std::memory_order_relaxed)) return;
@@ -183,12 +212,15 @@ class Pool {
   std::vector<std::thread> workers_;
   std::atomic<int> size_{0}; // 0: not asked for yet
   uint64_t epoch_ = 0;
+  Fetched caller_; // of the thread that holds owner_
 
   // Of the loop that is running; written while the gate is closed and empty.
   int64_t n_ = 0, grain_ = 1;
   Task task_ = nullptr;
   void* arg_ = nullptr;
 
+  std::atomic<const char*> soon_{nullptr};
+  std::atomic<size_t> soon_bytes_{0};
   alignas(128) std::atomic<int64_t> next_{0};
   alignas(128) std::atomic<uint64_t> gate_{0};
   alignas(128) std::atomic<int> sleepers_{0};
@@ -220,6 +252,7 @@ Pool& pool() {
 
 int threads() { return pool().threads(); }
 void set_threads(int n) { pool().set_threads(n); }
+void expect(const void* data, size_t bytes) { pool().expect(data, bytes); }
 void parallel_for(int64_t n, int64_t grain, Task task, void* arg) { pool().parallel_for(n, grain, task, arg); }
 
 } // namespace accel::pool

@@ -9,6 +9,7 @@
  * child gets a new pool. The pool is never destroyed: threads end with the process. */
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace accel::pool {
@@ -22,6 +23,11 @@ int threads();
 void set_threads(int n);
 
 void parallel_for(int64_t n, int64_t grain, Task task, void* arg);
+
+/* What a later loop is going to read, front to back. Threads that have to wait anyway, for a loop to begin or for the
+ * others to finish, fetch the beginning of their part of it into their caches. A hint and nothing else: it is never
+ * dereferenced and may be wrong or out of date. */
+void expect(const void* data, size_t bytes);
 
 /* parallel_for with any callable (begin, end). */
 template <typename F>
