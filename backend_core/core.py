@@ -194,7 +194,7 @@ def _say_what_is_not_joined(model: Any, report: Report, chosen: list[Any]) -> No
     if not walk.host_of(model) or not native.available() or machine.default_device() != "cpu":
         return
     layers = {id(layer) for layer in getattr(model, "layers", None) or ()}
-    for path, module in sorted(walk.modules_of(model), key=lambda item: walk.natural(item[0])):
+    for path, module in walk.sorted_modules(model):
         if id(module) in layers and walk_blocks.form_of(walk.stock_class(module)) is None:
             report.unjoined.setdefault("its code is not known", []).append(path)
 

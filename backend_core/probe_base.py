@@ -44,9 +44,17 @@ def _pool(rows: int, k: int, dtype: str, seed: int) -> tuple[Any, np.ndarray]:
     return array, np.array(array.astype(mx.float32)).astype(np.float64)
 
 
+@functools.lru_cache(maxsize=64)
+def sequences(rows: int, k: int, dtype: str) -> Any:
+    """Inputs as layers get them: odd numbers of rows up to 15 are a batch of single tokens, the others one sequence."""
+    x, _ = inputs(rows, k, dtype)
+    return x.reshape(rows, 1, -1) if rows % 2 and rows < 16 else x.reshape(1, rows, -1)
+
+
 def forget_inputs() -> None:
     """Free the memory of all inputs."""
     _pool.cache_clear()
+    sequences.cache_clear()
 
 
 class Probe:

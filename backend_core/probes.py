@@ -10,7 +10,7 @@ import numpy as np
 from . import reference
 from .errors import VerificationError
 from .offers import Offer
-from .probe_base import MOST_ROWS, Probe, compare, inputs, live_class, require_form, require_same_rows
+from .probe_base import MOST_ROWS, Probe, compare, inputs, live_class, require_form, require_same_rows, sequences
 from .sites import LinearSite, itemsize
 
 #: Columns compared at several rows (the end of the matrix is where edge handling goes wrong).
@@ -39,9 +39,7 @@ class LinearProbe(Probe):
         return live_class(module).__call__(module, *args)
 
     def args(self, rows: int) -> tuple[Any, ...]:
-        """Odd numbers of rows up to 15 are a batch of single tokens, the others one sequence."""
-        x, _ = inputs(rows, self.site.k, self.site.x_dtype)
-        return (x.reshape(rows, 1, -1) if rows % 2 and rows < 16 else x.reshape(1, rows, -1),)
+        return (sequences(rows, self.site.k, self.site.x_dtype),)
 
     def result_bytes(self, rows: int) -> int:
         return abs(rows) * max(self.site.n, self.site.k) * itemsize(self.site.out_dtype)

@@ -10,7 +10,7 @@ import numpy as np
 from . import reference, reference_ops
 from .errors import VerificationError
 from .offers import Offer
-from .probe_base import MOST_ROWS, Probe, compare, inputs, require_form, require_same_rows
+from .probe_base import MOST_ROWS, Probe, compare, inputs, require_form, require_same_rows, sequences
 from .rope import rotation_of
 from .sites import OpSite, itemsize
 
@@ -29,8 +29,7 @@ class OpProbe(Probe):
         self.row_elements = max(site.dims, 1)
 
     def args(self, rows: int) -> tuple[Any, ...]:
-        x, _ = inputs(rows, self.site.dims, self.site.x_dtype)
-        return (x.reshape(rows, 1, -1) if rows % 2 and rows < 16 else x.reshape(1, rows, -1),)
+        return (sequences(rows, self.site.dims, self.site.x_dtype),)
 
     def result_bytes(self, rows: int) -> int:
         return rows * self.site.dims * itemsize("float32")

@@ -62,14 +62,15 @@ def dtype_name(dtype: Any) -> str:
     return str(dtype).rpartition(".")[2]
 
 
-_snapshot: tuple[int, list[tuple[str, Any]]] | None = None
+_snapshot: tuple[int, list[tuple[str, Any]], list[tuple[str, Any]]] | None = None
 
 
 @contextlib.contextmanager
 def snapshot(model: Any) -> Iterator[None]:
     """Within the block the model's modules are listed once; it must not change its structure meanwhile."""
     global _snapshot
-    before, _snapshot = _snapshot, (id(model), model.named_modules())
+    modules = model.named_modules()
+    before, _snapshot = _snapshot, (id(model), modules, sorted(modules, key=lambda item: natural(item[0])))
     try:
         yield
     finally:
@@ -81,6 +82,13 @@ def modules_of(model: Any) -> list[tuple[str, Any]]:
     if _snapshot is not None and _snapshot[0] == id(model):
         return _snapshot[1]
     return list(model.named_modules())
+
+
+def sorted_modules(model: Any) -> list[tuple[str, Any]]:
+    """:func:`modules_of` in natural order of the paths."""
+    if _snapshot is not None and _snapshot[0] == id(model):
+        return _snapshot[2]
+    return sorted(model.named_modules(), key=lambda item: natural(item[0]))
 
 
 def host_of(model: Any) -> str:
@@ -124,7 +132,7 @@ def find_linears(model: Any, x_dtype: str = "") -> list[Found]:
     by_path = dict(modules)
     host, model_type, device = host_of(model), model_type_of(model), default_device()
     found, seen = [], set()
-    for _, module in sorted(modules, key=lambda item: natural(item[0])):
+    for _, module in sorted_modules(model):
         kind = kinds.get(stock_class(module))
         if kind is None or id(module) in seen or (kind == "embedding" and id(module) not in tied):
             continue
@@ -295,7 +303,7 @@ def _is_adapter(module: Any) -> bool:
 def _unique_modules(model: Any) -> Iterator[tuple[str, Any]]:
     """All modules in natural order of their paths, one that is held twice under its first path only."""
     seen = set()
-    for path, module in sorted(model.named_modules(), key=lambda item: natural(item[0])):
+    for path, module in sorted_modules(model):
         if id(module) not in seen:
             seen.add(id(module))
             yield path, module

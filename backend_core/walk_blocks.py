@@ -15,7 +15,7 @@ import textwrap
 from dataclasses import dataclass
 from typing import Any
 
-from .walk import host_of, modules_of, natural, stock_class
+from .walk import host_of, sorted_modules, stock_class
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def find_blocks(model: Any, layers: bool, done: set[int]) -> list[tuple[str, Any
     if not host_of(model):
         return []
     found, seen = [], set(done)
-    for path, module in sorted(modules_of(model), key=lambda item: natural(item[0])):
+    for path, module in sorted_modules(model):
         if id(module) not in seen and (form := form_of(stock_class(module))) is not None:
             seen.add(id(module))
             if isinstance(form, LayerForm) == layers:
