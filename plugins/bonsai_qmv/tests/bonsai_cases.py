@@ -31,6 +31,7 @@ def isas() -> dict[str, int]:
         "avx512": wide,
         "avx512_vnni": wide | h.AVX512_VNNI,
         "amx_int8": wide | h.AVX512_VNNI | h.AVX512_VBMI | h.AMX_INT8,
+        "amx_bf16": wide | h.AVX512_VNNI | h.AVX512_VBMI | h.AMX_INT8 | h.AMX_BF16,
         "neon": h.NEON,
     }
     return {name: mask for name, mask in known.items() if name == "portable" or name in here}

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 DTYPES = {"uint32": 3, "float16": 9, "float32": 10, "bfloat16": 12}
-AVX2, AVX512, AVX512_VBMI, AVX512_VNNI, AMX_INT8 = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 6
+AVX2, AVX512, AVX512_VBMI, AVX512_VNNI = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+AMX_INT8, AMX_BF16 = 1 << 6, 1 << 7
 NEON = 1 << 16
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 VNNI = cases.isas().get("avx512_vnni")
 pytestmark = pytest.mark.skipif(VNNI is None, reason="this processor has no AVX-512 VNNI")
-FIXED = {name: isa for name, isa in cases.isas().items() if name in ("avx512_vnni", "amx_int8")}
+FIXED = {name: isa for name, isa in cases.isas().items() if name in ("avx512_vnni", "amx_int8", "amx_bf16")}
 
 
 @pytest.fixture(params=FIXED.values() if FIXED else [0], ids=FIXED.keys() if FIXED else ["none"])

@@ -64,6 +64,7 @@ struct AmxJob {
   const Problem* p;
   const Order* order;
   float* unit; /* per row of x; 0 where it does not fit */
+  float spread;
   int64_t m0, rows, tiles; /* the rows at work, sixteen to a tile */
   int64_t stretches, groups;
   int8_t* x;      /* [tile][stretch][plane][16 groups of four][16 rows][4] */
@@ -90,7 +91,7 @@ inline void amx_units(void* arg, int64_t begin, int64_t end) {
   for (int64_t m = begin; m < end; ++m) {
     load_floats<Avx512>(p.x->data, x_row_offset(p.x, m), stride, p.x->dtype, line, p.k);
     for (int64_t k = p.k; k % 16; ++k) line[k] = 0;
-    job.unit[m] = unit_of(line, p.k, p.spread);
+    job.unit[m] = unit_of(line, p.k, job.spread);
   }
   __atomic_store_n(&job.slots[slot], 0, __ATOMIC_RELEASE);
 }
@@ -203,6 +204,21 @@ inline void amx_lanes(const AmxJob& job, const void* from, int32_t dtype, const 
   }
 }
 
+/* Scales of sixteen rows, and what comes to them, bias + center * scale; false if that is nothing, everywhere. */
+template <int BITS>
+bool amx_scales(const AmxJob& job, int64_t n0, float* scale, float* offset) {
+  const Problem& p = *job.p;
+  amx_lanes(job, p.scales, p.s_dtype, p.s_stride, n0, scale);
+  if (p.symmetric && (float)kCenter<BITS> == p.ratio) return false;
+  if (!p.symmetric) amx_lanes(job, p.biases, p.b_dtype, p.b_stride, n0, offset);
+  const __m512 center = _mm512_set1_ps((float)kCenter<BITS> - p.ratio);
+  for (int64_t i = 0; i < job.groups * 16; i += 16) {
+    const __m512 b = p.symmetric ? _mm512_setzero_ps() : _mm512_load_ps(offset + i);
+    _mm512_store_ps(offset + i, _mm512_fmadd_ps(center, _mm512_load_ps(scale + i), b));
+  }
+  return true;
+}
+
 /* acc[n] += scale of (n, g) * sums, sixteen rows of x in the lanes. */
 inline __attribute__((always_inline)) void amx_collect(const int32_t (*sums)[16][16], const float* scale,
                                                        const float* offset, const float* totals, __m512 (&acc)[16]) {
@@ -306,21 +322,14 @@ void amx_run(void* arg, int64_t begin, int64_t end) {
   const Problem& p = *job.p;
   const int32_t slot = job.take_slot();
   const int64_t count = end - begin, lanes = job.groups * 16, depth = kTileDepth / p.group;
-  const bool has_offset = !p.symmetric || (float)kCenter<BITS> != p.ratio;
   int8_t* codes = (int8_t*)(job.scratch + slot * job.slot_bytes);
   float *scale = (float*)(codes + count * job.stretches * 1024), *offset = scale + count * lanes;
   float(*sums)[16] = (float(*)[16])(offset + count * lanes);
+  bool has_offset = false;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t n0 = (begin + i) * 16;
     amx_codes<BITS>(job, n0, codes + i * job.stretches * 1024);
-    amx_lanes(job, p.scales, p.s_dtype, p.s_stride, n0, scale + i * lanes);
-    if (!has_offset) continue;
-    if (!p.symmetric) amx_lanes(job, p.biases, p.b_dtype, p.b_stride, n0, offset + i * lanes);
-    const __m512 center = _mm512_set1_ps((float)kCenter<BITS> - p.ratio);
-    for (float *s = scale + i * lanes, *o = offset + i * lanes; s < scale + (i + 1) * lanes; s += 16, o += 16) {
-      const __m512 b = p.symmetric ? _mm512_setzero_ps() : _mm512_load_ps(o);
-      _mm512_store_ps(o, _mm512_fmadd_ps(center, _mm512_load_ps(s), b));
-    }
+    has_offset = amx_scales<BITS>(job, n0, scale + i * lanes, offset + i * lanes);
   }
   _tile_loadconfig(&kTiles[p.group != 32]);
   for (int64_t tile = 0; tile < job.tiles; ++tile) {
@@ -342,62 +351,6 @@ void amx_run(void* arg, int64_t begin, int64_t end) {
   }
   _tile_release();
   __atomic_store_n(&job.slots[slot], 0, __ATOMIC_RELEASE);
-}
-
-inline void amx_large_rows(const Problem& p) {
-  if (!(p.spread < INFINITY)) {
-    large_rows<Avx512>(p);
-    return;
-  }
-  AmxJob job;
-  job.p = &p;
-  job.stretches = ceil_div(p.k, 64);
-  job.groups = p.k / p.group;
-  const Order order(p.bits, p.group);
-  job.order = &order;
-  const int64_t row_bytes = job.stretches * 192;
-  const int64_t block = min64(ceil_div(p.rows, 16), kBlockBytes / (16 * row_bytes) < 2 ? 2 : kBlockBytes / (16 * row_bytes)) * 16;
-  job.n_slots = p.call->threads < 1 ? 1 : p.call->threads;
-  /* Tiles of outputs at a time: what fits, and enough pieces that threads end together. */
-  const int64_t columns = ceil_div(p.n, 16), fair = columns / (4 * job.n_slots), fits = kCodeBytes / (job.stretches * 1024);
-  int64_t grain = min64(fair, min64(fits, 16));
-  if (grain < 1) grain = 1;
-  job.slot_bytes = (size_t)(grain * (job.groups * 128 + job.stretches * 1024 + 1024));
-  job.x = (int8_t*)accel_scratch(p.call, (size_t)(block * row_bytes));
-  job.totals = (float*)accel_scratch(p.call, (size_t)(block * job.groups) * sizeof(float));
-  job.unit = (float*)accel_scratch(p.call, (size_t)p.rows * sizeof(float));
-  job.slots = (uint8_t*)accel_scratch(p.call, (size_t)job.n_slots);
-  job.scratch = (char*)accel_scratch(p.call, (size_t)job.n_slots * job.slot_bytes);
-  if (!job.x || !job.totals || !job.unit || !job.slots || !job.scratch) return;
-  memset(job.slots, 0, (size_t)job.n_slots);
-  accel_parallel_for(p.call, p.rows, 16, amx_units, &job);
-  int64_t unfit = 0;
-  for (int64_t m = 0; m < p.rows; ++m) unfit += job.unit[m] == 0;
-  if (unfit > p.rows / 8 + 1) {
-    large_rows<Avx512>(p);
-    return;
-  }
-  const accel_task run = p.bits == 1   ? amx_run<1>
-                         : p.bits == 2 ? amx_run<2>
-                         : p.bits == 3 ? amx_run<3>
-                         : p.bits == 4 ? amx_run<4>
-                         : p.bits == 5 ? amx_run<5>
-                         : p.bits == 6 ? amx_run<6>
-                                       : amx_run<8>;
-  for (job.m0 = 0; job.m0 < p.rows; job.m0 += block) {
-    job.rows = min64(block, p.rows - job.m0);
-    job.tiles = ceil_div(job.rows, 16);
-    accel_parallel_for(p.call, job.tiles, 1, amx_digits, &job);
-    accel_parallel_for(p.call, columns, grain, run, &job);
-  }
-  for (int64_t m = 0; unfit && m < p.rows; ++m) {
-    if (job.unit[m] != 0) continue;
-    Problem one = p;
-    one.row0 = m;
-    one.rows = 1;
-    small_rows<Avx512>(one);
-    --unfit;
-  }
 }
 
 }  // namespace

@@ -1,0 +1,75 @@
+/* The entry for many rows with AMX: blocks of rows of x, and which way they go (amx_body.h, amx_bf16_body.h). */
+#ifndef BONSAI_QMV_AMX_ROWS_H
+#define BONSAI_QMV_AMX_ROWS_H
+
+#include "amx_bf16_body.h"
+
+namespace bonsai {
+namespace {
+
+inline void amx_large_rows(const Problem& p) {
+  if (!(p.spread < INFINITY)) {
+    large_rows<Avx512>(p);
+    return;
+  }
+  AmxJob job;
+  job.p = &p;
+  job.stretches = ceil_div(p.k, 64);
+  job.groups = p.k / p.group;
+  const Order order(p.bits, p.group);
+  /* Sums in bfloat16 tiles are float32: what is added to the weights must not be much larger than they are. */
+  const bool pieces = p.group == 32 && accel_has(p.call, ACCEL_ISA_AMX_BF16) && p.spread * 4 <= sqrtf((float)p.k);
+  job.order = &order;
+  const int64_t row_bytes = pieces ? job.groups * 192 : job.stretches * 192;
+  const int64_t block = min64(ceil_div(p.rows, 16), kBlockBytes / (16 * row_bytes) < 2 ? 2 : kBlockBytes / (16 * row_bytes)) * 16;
+  job.n_slots = p.call->threads < 1 ? 1 : p.call->threads;
+  /* Tiles of outputs at a time: what fits, and enough pieces that threads end together. */
+  const int64_t columns = ceil_div(p.n, 16), fair = columns / (4 * job.n_slots), fits = kCodeBytes / ((pieces ? 2 : 1) * job.stretches * 1024);
+  int64_t grain = min64(fair, min64(fits, 16));
+  if (grain < 1) grain = 1;
+  const int64_t code_bytes = pieces ? job.groups * 1024 : job.stretches * 1024;
+  job.slot_bytes = (size_t)(grain * (job.groups * 128 + code_bytes + 1024) + (pieces ? job.stretches * 1024 : 0));
+  job.x = (int8_t*)accel_scratch(p.call, (size_t)(block * row_bytes));
+  job.totals = (float*)accel_scratch(p.call, (size_t)(block * job.groups) * sizeof(float));
+  job.unit = (float*)accel_scratch(p.call, (size_t)p.rows * sizeof(float));
+  job.slots = (uint8_t*)accel_scratch(p.call, (size_t)job.n_slots);
+  job.scratch = (char*)accel_scratch(p.call, (size_t)job.n_slots * job.slot_bytes);
+  if (!job.x || !job.totals || !job.unit || !job.slots || !job.scratch) return;
+  memset(job.slots, 0, (size_t)job.n_slots);
+  job.spread = pieces ? 0 : p.spread;
+  accel_parallel_for(p.call, p.rows, 16, amx_units, &job);
+  int64_t unfit = 0;
+  for (int64_t m = 0; m < p.rows; ++m) {
+    unfit += job.unit[m] == 0;
+    if (pieces && job.unit[m] != 0) job.unit[m] = 1; /* x itself */
+  }
+  if (unfit > p.rows / 8 + 1) {
+    large_rows<Avx512>(p);
+    return;
+  }
+  const accel_task run = p.bits == 1   ? (pieces ? bf16_run<1> : amx_run<1>)
+                         : p.bits == 2 ? (pieces ? bf16_run<2> : amx_run<2>)
+                         : p.bits == 3 ? (pieces ? bf16_run<3> : amx_run<3>)
+                         : p.bits == 4 ? (pieces ? bf16_run<4> : amx_run<4>)
+                         : p.bits == 5 ? (pieces ? bf16_run<5> : amx_run<5>)
+                         : p.bits == 6 ? (pieces ? bf16_run<6> : amx_run<6>)
+                                       : (pieces ? bf16_run<8> : amx_run<8>);
+  for (job.m0 = 0; job.m0 < p.rows; job.m0 += block) {
+    job.rows = min64(block, p.rows - job.m0);
+    job.tiles = ceil_div(job.rows, 16);
+    accel_parallel_for(p.call, job.tiles, 1, pieces ? bf16_pieces : amx_digits, &job);
+    accel_parallel_for(p.call, columns, grain, run, &job);
+  }
+  for (int64_t m = 0; unfit && m < p.rows; ++m) {
+    if (job.unit[m] != 0) continue;
+    Problem one = p;
+    one.row0 = m;
+    one.rows = 1;
+    small_rows<Avx512>(one);
+    --unfit;
+  }
+}
+
+}  // namespace
+}  // namespace bonsai
+#endif
