@@ -189,3 +189,26 @@ def test_many_rows_that_do_not_fit(fixed):
     x[::2, 9] = 1e9
     case.x = h.Typed.of(x, "float32")
     case.check(case.run(isa=fixed))
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("bits", ref.BITS)
+def test_large_numbers_that_meet_small_weights(bits, group, fixed):
+    """Half of the inputs is ignored and large; scales that undo those of x. What counts is sum|w * x|."""
+    k = 1024
+    rng = np.random.default_rng(bits)
+    for ratio in (3e1, 3e2, 1e4, 1e6):
+        for rows in (1, 4, 40):
+            case = Case.random(bits, bits, group, rows, 24, k, ("float32",) * 3)
+            x, scales, biases = case.x.raw.copy(), case.scales.raw.copy(), case.biases.raw.copy()
+            x[:, : k // 2] *= ratio
+            scales[:, : k // 2 // group] = biases[:, : k // 2 // group] = 0
+            case.x, case.scales, case.biases = (h.Typed.of(a, "float32") for a in (x, scales, biases))
+            case.check(case.run(isa=fixed))
+    for reach in (2, 4, 8, 12):
+        case = Case.random(bits, bits, group, 33, 24, k, ("float32",) * 3)
+        up = 2.0 ** rng.uniform(-reach, reach, k // group)
+        case.x = h.Typed.of(case.x.raw * np.repeat(up, group), "float32")
+        case.scales, case.biases = (h.Typed.of(a.raw / up, "float32") for a in (case.scales, case.biases))
+        case.check(case.run(isa=fixed))
+        case.check(case.run(isa=fixed, x=case.x.view(lambda a: a[:5])), case.x.view(lambda a: a[:5]))

@@ -1,11 +1,12 @@
-/* y = x @ W.T (+ bias) for prompts with groups of 32 by bfloat16 tile products, AMX-BF16.
+/* y = x @ W.T (+ bias) for many rows of x by bfloat16 tile products, AMX-BF16: groups of 32, and others where
+ * rows of x do not fit fixed point.
  *
  * Layout     W as in amx_body.h.
  * Rows       any number; meant for more than 16.
  * Exactness  rounding. A code minus the center has at most 8 bits and is a bfloat16 number exactly; a float32 x is the
  *            sum of three bfloat16 numbers exactly (8 bits of its 24 each, cut off, not rounded). The products are exact,
- *            their sum over a group is one of 96 terms in float32 inside the tile, and from there on everything is as
- *            with integers. Rows of x with NaN, infinity or next to nothing in them take the float32 kernel.
+ *            their sum over 32 numbers is one of 96 terms in float32 inside the tile, and from there on everything is
+ *            as with integers, 32 numbers at a time. Rows of x with NaN, infinity or next to nothing in them take the float32 kernel.
  * Rows       Results depend on nothing but the row, the weights and the group.
  * Method     A group of 32 fills half of an integer tile, whose product takes no less time, and its three sums have to
  *            be taken out and put together; of bfloat16 it fills a whole one, and the three pieces of x share one sum.
@@ -22,7 +23,7 @@ namespace {
 /* Along k, so that 24 KB of x stay in the first-level cache. */
 constexpr int64_t kPieceDepth = 256;
 
-/* Pieces of tiles of sixteen rows, [tile][group][piece][16 pairs][16 rows][2], and totals. */
+/* A group is one of 32 here, whatever the scales' are. Pieces of tiles of sixteen rows, [tile][group][piece][16 pairs][16 rows][2], and totals. */
 inline void bf16_pieces(void* arg, int64_t begin, int64_t end) {
   const AmxJob& job = *(const AmxJob*)arg;
   const Problem& p = *job.p;

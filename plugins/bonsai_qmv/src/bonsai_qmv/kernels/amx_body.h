@@ -66,7 +66,8 @@ struct AmxJob {
   float* unit; /* per row of x; 0 where it does not fit */
   float spread;
   int64_t m0, rows, tiles; /* the rows at work, sixteen to a tile */
-  int64_t stretches, groups;
+  int64_t stretches, groups; /* groups: of scales as they are used, not less than there are */
+  int expand;                /* log2 of uses per scale */
   int8_t* x;      /* [tile][stretch][plane][16 groups of four][16 rows][4] */
   float* totals;  /* [tile][group][16 rows] */
   uint8_t* slots; /* one scratch slot per thread */
@@ -190,8 +191,9 @@ void amx_codes(const AmxJob& job, int64_t n0, int8_t* out) {
 inline void amx_lanes(const AmxJob& job, const void* from, int32_t dtype, const int64_t* stride, int64_t n0,
                       float* out) {
   alignas(64) float block[16][16];
-  for (int64_t g = 0; g < job.groups; g += 16) {
-    const int64_t n = min64(16, job.groups - g);
+  const int64_t groups = job.p->k / job.p->group;
+  for (int64_t g = 0; g < groups; g += 16) {
+    const int64_t n = min64(16, groups - g);
     const uint8_t* rows[16];
     for (int r = 0; r < 16; ++r) {
       const int64_t at = min64(n0 + r, job.p->n - 1) * stride[0] + (g)*stride[1];
@@ -204,19 +206,31 @@ inline void amx_lanes(const AmxJob& job, const void* from, int32_t dtype, const 
   }
 }
 
+/* Each of `count` vectors of sixteen 2^expand times. */
+inline void amx_expand(float* lanes, int64_t count, int expand) {
+  for (int64_t g = count << expand; expand && g-- > 0;) {
+    _mm512_store_ps(lanes + g * 16, _mm512_load_ps(lanes + (g >> expand) * 16));
+  }
+}
+
 /* Scales of sixteen rows, and what comes to them, bias + center * scale; false if that is nothing, everywhere. */
 template <int BITS>
 bool amx_scales(const AmxJob& job, int64_t n0, float* scale, float* offset) {
   const Problem& p = *job.p;
+  const int64_t groups = p.k / p.group;
+  const bool has_offset = !p.symmetric || (float)kCenter<BITS> != p.ratio;
   amx_lanes(job, p.scales, p.s_dtype, p.s_stride, n0, scale);
-  if (p.symmetric && (float)kCenter<BITS> == p.ratio) return false;
-  if (!p.symmetric) amx_lanes(job, p.biases, p.b_dtype, p.b_stride, n0, offset);
-  const __m512 center = _mm512_set1_ps((float)kCenter<BITS> - p.ratio);
-  for (int64_t i = 0; i < job.groups * 16; i += 16) {
-    const __m512 b = p.symmetric ? _mm512_setzero_ps() : _mm512_load_ps(offset + i);
-    _mm512_store_ps(offset + i, _mm512_fmadd_ps(center, _mm512_load_ps(scale + i), b));
+  if (has_offset) {
+    if (!p.symmetric) amx_lanes(job, p.biases, p.b_dtype, p.b_stride, n0, offset);
+    const __m512 center = _mm512_set1_ps((float)kCenter<BITS> - p.ratio);
+    for (int64_t i = 0; i < groups * 16; i += 16) {
+      const __m512 b = p.symmetric ? _mm512_setzero_ps() : _mm512_load_ps(offset + i);
+      _mm512_store_ps(offset + i, _mm512_fmadd_ps(center, _mm512_load_ps(scale + i), b));
+    }
+    amx_expand(offset, groups, job.expand);
   }
-  return true;
+  amx_expand(scale, groups, job.expand);
+  return has_offset;
 }
 
 /* acc[n] += scale of (n, g) * sums, sixteen rows of x in the lanes. */

@@ -14,39 +14,53 @@ inline void amx_large_rows(const Problem& p) {
   }
   AmxJob job;
   job.p = &p;
-  job.stretches = ceil_div(p.k, 64);
-  job.groups = p.k / p.group;
-  const Order order(p.bits, p.group);
-  /* Sums in bfloat16 tiles are float32: what is added to the weights must not be much larger than they are. */
-  const bool pieces = p.group == 32 && accel_has(p.call, ACCEL_ISA_AMX_BF16) && p.spread * 4 <= sqrtf((float)p.k);
-  job.order = &order;
-  const int64_t row_bytes = pieces ? job.groups * 192 : job.stretches * 192;
-  const int64_t block = min64(ceil_div(p.rows, 16), kBlockBytes / (16 * row_bytes) < 2 ? 2 : kBlockBytes / (16 * row_bytes)) * 16;
   job.n_slots = p.call->threads < 1 ? 1 : p.call->threads;
-  /* Tiles of outputs at a time: what fits, and enough pieces that threads end together. */
-  const int64_t columns = ceil_div(p.n, 16), fair = columns / (4 * job.n_slots), fits = kCodeBytes / ((pieces ? 2 : 1) * job.stretches * 1024);
-  int64_t grain = min64(fair, min64(fits, 16));
-  if (grain < 1) grain = 1;
-  const int64_t code_bytes = pieces ? job.groups * 1024 : job.stretches * 1024;
-  job.slot_bytes = (size_t)(grain * (job.groups * 128 + code_bytes + 1024) + (pieces ? job.stretches * 1024 : 0));
-  job.x = (int8_t*)accel_scratch(p.call, (size_t)(block * row_bytes));
-  job.totals = (float*)accel_scratch(p.call, (size_t)(block * job.groups) * sizeof(float));
+  job.stretches = ceil_div(p.k, 64);
   job.unit = (float*)accel_scratch(p.call, (size_t)p.rows * sizeof(float));
   job.slots = (uint8_t*)accel_scratch(p.call, (size_t)job.n_slots);
+  job.slot_bytes = (size_t)(job.stretches * 64) * sizeof(float);
   job.scratch = (char*)accel_scratch(p.call, (size_t)job.n_slots * job.slot_bytes);
-  if (!job.x || !job.totals || !job.unit || !job.slots || !job.scratch) return;
+  if (!job.unit || !job.slots || !job.scratch) return;
   memset(job.slots, 0, (size_t)job.n_slots);
-  job.spread = pieces ? 0 : p.spread;
-  accel_parallel_for(p.call, p.rows, 16, amx_units, &job);
-  int64_t unfit = 0;
-  for (int64_t m = 0; m < p.rows; ++m) {
-    unfit += job.unit[m] == 0;
-    if (pieces && job.unit[m] != 0) job.unit[m] = 1; /* x itself */
+  /* Sums in bfloat16 tiles are float32: what is added to the weights must not be much larger than they are. */
+  const bool able = accel_has(p.call, ACCEL_ISA_AMX_BF16) && p.spread * 4 <= sqrtf((float)p.k);
+  auto unfit_rows = [&](float spread) {
+    job.spread = spread;
+    accel_parallel_for(p.call, p.rows, 16, amx_units, &job);
+    int64_t n = 0;
+    for (int64_t m = 0; m < p.rows; ++m) n += job.unit[m] == 0;
+    return n;
+  };
+  bool pieces = able && p.group == 32;
+  int64_t unfit = unfit_rows(pieces ? 0 : p.spread);
+  if (able && !pieces && unfit) { /* rows that are not finite fit neither way and are no reason to change it */
+    const int64_t neither = unfit_rows(0);
+    pieces = neither < unfit;
+    unfit = pieces ? neither : unfit_rows(p.spread);
   }
   if (unfit > p.rows / 8 + 1) {
     large_rows<Avx512>(p);
     return;
   }
+  if (pieces) {
+    for (int64_t m = 0; m < p.rows; ++m) job.unit[m] = job.unit[m] != 0; /* x itself */
+  }
+  job.groups = pieces ? p.k / 32 : p.k / p.group;
+  job.expand = pieces ? __builtin_ctz((unsigned)(p.group / 32)) : 0;
+  const Order order(p.bits, pieces ? 32 : p.group);
+  job.order = &order;
+  const int64_t row_bytes = pieces ? job.groups * 192 : job.stretches * 192, most = kBlockBytes / (16 * row_bytes);
+  const int64_t block = min64(ceil_div(p.rows, 16), most < 2 ? 2 : most) * 16;
+  /* Tiles of outputs at a time: what fits, and enough pieces that threads end together. */
+  const int64_t columns = ceil_div(p.n, 16), fair = columns / (4 * job.n_slots);
+  const int64_t code_bytes = pieces ? job.groups * 1024 : job.stretches * 1024;
+  int64_t grain = min64(fair, min64(kCodeBytes / code_bytes, 16));
+  if (grain < 1) grain = 1;
+  job.slot_bytes = (size_t)(grain * (job.groups * 128 + code_bytes + 1024) + (pieces ? job.stretches * 1024 : 0));
+  job.x = (int8_t*)accel_scratch(p.call, (size_t)(block * row_bytes));
+  job.totals = (float*)accel_scratch(p.call, (size_t)(block * job.groups) * sizeof(float));
+  job.scratch = (char*)accel_scratch(p.call, (size_t)job.n_slots * job.slot_bytes);
+  if (!job.x || !job.totals || !job.scratch) return;
   const accel_task run = p.bits == 1   ? (pieces ? bf16_run<1> : amx_run<1>)
                          : p.bits == 2 ? (pieces ? bf16_run<2> : amx_run<2>)
                          : p.bits == 3 ? (pieces ? bf16_run<3> : amx_run<3>)

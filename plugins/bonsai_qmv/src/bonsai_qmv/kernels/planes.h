@@ -11,10 +11,11 @@
  * Exactness  unit is that of the largest number of the row: |x - v * unit| <= 2^-23 * max|x|; float16 numbers are kept
  *            exactly down to 2^-12 of the largest. What follows is exact integer arithmetic until one rounding a line.
  * Fitness    A number far below the largest keeps few bits. Rounding errors are independent and grow with the square
- *            root of k, the bound with k: make_planes says if the row stays inside the bound by `kSafety` standard
- *            deviations, counting no number for more than a sixteenth of the largest and one such not at all, since
- *            the largest numbers may meet weights that are zero. Rows with NaN, infinity or subnormal maximum do not
- *            fit either. Rows that do not fit take the float32 kernel (qmv_body.h); the row alone decides.
+ *            root of k, the bound with k: unit_of says if the row stays inside the bound by `kSafety` standard deviations
+ *            even if the largest half of its numbers meets nothing but weights of zero, and more than half where `spread`
+ *            says that few weights are not zero: only the smaller numbers of the row count. Rows with NaN, infinity or
+ *            subnormal maximum do not fit either. Rows that do not fit take the float32 kernel (qmv_body.h); the row and
+ *            the layer's spread alone decide.
  * Source     Written for this library; numbers as several digits are the classic way to exact long multiplication.
  */
 #ifndef BONSAI_QMV_PLANES_H
@@ -49,7 +50,23 @@ constexpr float kSmallestMax = 1e-25f, kLargestMax = 1e30f, kSafety = 5.0f;
 
 inline float power_of_two(int32_t e) { return float_of((uint32_t)(e + 127) << 23); }
 
-/* The unit of a row, 0 if it does not fit (see the head of the file), 1 if it is all zeros. */
+/* How many of k numbers are smaller than `limit`, and what they amount to. */
+inline int64_t below(const float* x, int64_t k, float limit, float* sum) {
+  const __m512 magnitude = _mm512_castsi512_ps(_mm512_set1_epi32(0x7fffffff)), l = _mm512_set1_ps(limit);
+  __m512 total = _mm512_setzero_ps();
+  int64_t n = 0;
+  for (int64_t i = 0; i < k; i += 16) {
+    const __m512 f = _mm512_and_ps(_mm512_loadu_ps(x + i), magnitude);
+    const __mmask16 small = _mm512_cmp_ps_mask(f, l, _CMP_LT_OQ);
+    n += __builtin_popcount(small);
+    if (sum) total = _mm512_mask_add_ps(total, small, total, f);
+  }
+  if (sum) *sum = _mm512_reduce_add_ps(total);
+  return n;
+}
+
+/* The unit of a row, 0 if it does not fit (see the head of the file), 1 if it is all zeros; spread 0: any finite row
+ * fits. The loops may look at zeros up to the next multiple of 16. */
 inline float unit_of(const float* x, int64_t k, float spread) {
   const __m512 magnitude = _mm512_castsi512_ps(_mm512_set1_epi32(0x7fffffff));
   __m512 m = _mm512_setzero_ps(), nan = m;
@@ -62,16 +79,32 @@ inline float unit_of(const float* x, int64_t k, float spread) {
   if (bad != 0) return 0;
   if (max == 0) return 1;
   if (!(max >= kSmallestMax && max <= kLargestMax)) return 0;
-  const float cap = max * 0.0625f;
-  const __m512 caps = _mm512_set1_ps(cap);
-  __m512 rest = _mm512_setzero_ps();
-  for (int64_t i = 0; i < k; i += 16) {
-    rest = _mm512_add_ps(rest, _mm512_min_ps(caps, _mm512_and_ps(_mm512_loadu_ps(x + i), magnitude)));
+  if (!(spread < 1e3f)) return 0;
+  if (spread > 0) {
+    /* How many of the smallest numbers count; a spread of 1.25 is that of normally distributed weights. */
+    const float share = 0.78125f / (spread * spread);
+    const int64_t counted = (int64_t)((float)k * (share < 0.5f ? share : 0.5f));
+    /* The largest power of two below the maximum that no more numbers than those are below: all of them count, and the
+     * others for no more than it. */
+    const int32_t exponent = (int32_t)(bits_of(max) >> 23);
+    int32_t low = -1, high = 24; /* max * 2^-low has too many below it, max * 2^-high few enough or is small */
+    while (high - low > 1) {
+      const int32_t middle = (low + high) / 2;
+      if (below(x, k, float_of((uint32_t)(exponent - middle) << 23), NULL) > counted) {
+        low = middle;
+      } else {
+        high = middle;
+      }
+    }
+    const float limit = float_of((uint32_t)(exponent - high) << 23);
+    float sum;
+    const int64_t n = below(x, k, limit, &sum);
+    if (n < counted) sum += (float)(counted - n) * limit;
+    /* A rounding error has standard deviation 0.29 * unit <= 0.58 * 2^-23 * max, all of them that times sqrt(k) times the
+     * root mean square of scale * (code - center), which is spread times the mean weight; the bound is
+     * 4 * sqrt(k) * 2^-24 * sum|x| times the mean weight. */
+    if (!(max * (kSafety * 0.29f) * spread <= sum)) return 0;
   }
-  /* A rounding error has standard deviation 0.29 * unit <= 0.58 * 2^-23 * max, all of them that times sqrt(k) times
-   * the root mean square of scale * (code - center), which is spread times the mean weight; the bound is
-   * 4 * sqrt(k) * 2^-24 * sum|x| times the mean weight. Written so that an infinite or unknown spread does not fit. */
-  if (!(max * (kSafety * 0.29f) * spread <= _mm512_reduce_add_ps(rest) - cap)) return 0;
   /* A factor of 1 + 1/128 before the exponent is taken keeps the highest digit in -127..127. */
   return power_of_two((int32_t)(bits_of(max * 1.0078125f) >> 23) - 127 - 22);
 }
