@@ -27,7 +27,7 @@ class _Shape(click.ParamType):
         parts = str(value).lower().split("x")
         if len(parts) == 1:
             parts = parts * 2
-        if len(parts) != 2 or not all(p.isdigit() and int(p) > 0 for p in parts):
+        if len(parts) != 2 or not all(p.isdecimal() and int(p) > 0 for p in parts):
             self.fail(f"{value!r} is not a shape such as 4096x4096 (output x input features)", param, ctx)
         return int(parts[0]), int(parts[1])
 
@@ -41,7 +41,7 @@ class _Numbers(click.ParamType):
         if isinstance(value, tuple):
             return value
         parts = str(value).split(",")
-        if not all(p.strip().isdigit() and int(p) > 0 for p in parts):
+        if not all(p.strip().isdecimal() and int(p) > 0 for p in parts):
             self.fail(f"{value!r} is not a list of positive numbers such as 1,2,4", param, ctx)
         return tuple(int(p) for p in parts)
 
@@ -111,6 +111,9 @@ def _run(name: str, work: list[Any], bench_it: Callable[..., Any], ggml: Any, fl
     from ..errors import AccelError
     from .tables import _console
 
+    for file in files.values():
+        if file is not None and not file.parent.is_dir():
+            raise AccelError(f"{file}: {file.parent} is not a directory, so that the result could not be written")
     if not work:
         raise AccelError("no row is left: --only and the other options leave nothing to measure")
     others = Neighbours()
@@ -196,6 +199,7 @@ def bonsai_decode_bench(peers: Path | None, threads: int | None, repeats: int | 
     from ..bench import linear as bench_module
     from ..bench import presets
 
+    bench_module.specs(((128, 128),), bits, group_size)  # refuses what mlx has not
     work = [
         presets.labelled(item, layer)
         for layer, item in presets.bonsai_decode_bench(rows, bits, group_size, scales, sym)
