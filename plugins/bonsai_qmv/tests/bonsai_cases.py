@@ -85,14 +85,14 @@ class Case:
         return y
 
     def facts(self, isa: int) -> list[int | float]:
-        """What the plugin would say about the weights: [spread, symmetric, ratio]; nothing without VNNI."""
+        """What the plugin would say about the weights: [spread, symmetric, ratio, zeros]; nothing without VNNI."""
         if not isa & h.AVX512_VNNI or self.w.raw.shape[0] == 0:
             return []
-        known = h.Typed(np.full(3, 7, np.float32), "float32")
+        known = h.Typed(np.full(4, 7, np.float32), "float32")
         x = h.Typed(np.zeros((1, self.x.raw.shape[-1]), np.float32), "float32")
         h.call(library(), plugin.FACTS, [x, self.w, self.scales, self.biases], known, [self.bits, self.group], isa=isa)
-        spread, symmetric, ratio = known.raw.tolist()
-        return [spread, int(symmetric), ratio if symmetric else 0.0]
+        spread, symmetric, ratio, zeros = known.raw.tolist()
+        return [spread, int(symmetric), ratio if symmetric else 0.0, zeros]
 
     def weights(self) -> np.ndarray:
         return reference.dequantize64(self.w.raw, self.scales.values, self.biases.values, self.bits)

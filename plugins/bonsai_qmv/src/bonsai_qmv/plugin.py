@@ -95,18 +95,20 @@ def build(
 
 
 def facts(weight: mx.array, scales: mx.array, biases: mx.array, bits: int, group_size: int) -> list[float | int]:
-    """What the kernel may take for granted about these weights: [spread, symmetric, ratio], or nothing.
+    """What the kernel may take for granted about these weights: [spread, symmetric, ratio, zeros], or nothing.
 
     spread
         How much more rounding errors of x count than the size of the weights says (about 1.2; see
         ``kernels/facts_body.h``). Decides which rows of x may be taken as fixed point.
     symmetric, ratio
         1 if ``biases == -ratio * scales`` bit for bit; then biases are not read.
+    zeros
+        The share of weights next to zero in the row that has most of them.
 
-    A sample of the weights is read, and all scales and biases. Empty on processors without AVX-512 VNNI, where nobody asks.
+    A sample of the weights is read, and all scales and biases. Empty on processors without AVX-512 VNNI, where nobody
+    asks.
     """
     import mlx.core as mx
-    import numpy as np
 
     from backend_core import native
 
@@ -114,12 +116,12 @@ def facts(weight: mx.array, scales: mx.array, biases: mx.array, bits: int, group
         return []
     (known,) = _facts()(
         inputs=[mx.zeros((1, scales.shape[-1] * group_size)), weight, scales, biases],
-        output_shapes=[(3,)],
+        output_shapes=[(4,)],
         output_dtypes=[mx.float32],
         params=[bits, group_size],
     )
-    spread, symmetric, ratio = known.tolist()
-    return [spread, int(symmetric), ratio if symmetric else 0.0]
+    spread, symmetric, ratio, zeros = known.tolist()
+    return [spread, int(symmetric), ratio if symmetric else 0.0, zeros]
 
 
 @functools.cache

@@ -92,7 +92,7 @@ inline void amx_units(void* arg, int64_t begin, int64_t end) {
   for (int64_t m = begin; m < end; ++m) {
     load_floats<Avx512>(p.x->data, x_row_offset(p.x, m), stride, p.x->dtype, line, p.k);
     for (int64_t k = p.k; k % 16; ++k) line[k] = 0;
-    job.unit[m] = unit_of(line, p.k, job.spread);
+    job.unit[m] = unit_of(line, p.k, job.spread, p.zeros);
   }
   __atomic_store_n(&job.slots[slot], 0, __ATOMIC_RELEASE);
 }

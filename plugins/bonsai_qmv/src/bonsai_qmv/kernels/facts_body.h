@@ -1,12 +1,13 @@
 /* bonsai_affine_facts: what is known about the weights of a layer before it is used, for the fixed-point kernels.
  *
- * Output     Three float32 numbers:
+ * Output     Four float32 numbers:
  *            0  spread: sqrt(mean((scale * (code - center))^2)) / mean(|weight|) of the row of W where that is largest:
  *               by how much rounding errors of x count for more than a weight's size would say. Infinite if there is a
  *               row whose weights cancel or are not finite. Estimated from up to kSampled groups of each row
  *            1  1 if bias = -ratio * scale holds bit for bit in every group of every row, else 0
  *            2  ratio, taken from the first scale that is not zero
- * Exactness  spread is an estimate; 1 and 2 are exact.
+ *            3  zeros: the share of weights below an eighth of their row's mean |weight|, of the row where it is largest
+ * Exactness  spread and zeros are estimates; 1 and 2 are exact.
  * Source     Written for this library.
  */
 #ifndef BONSAI_QMV_FACTS_BODY_H
@@ -25,7 +26,7 @@ constexpr int64_t kSampled = 8;
 struct FactsJob {
   const Problem* p;
   float ratio;
-  float* spread; /* per row */
+  float *spread, *zeros; /* per row */
   uint8_t* symmetric;
 };
 
@@ -45,7 +46,7 @@ void facts_rows(void* arg, int64_t begin, int64_t end) {
       const float b = load_as_float(p.biases, r * p.b_stride[0] + g * p.b_stride[1], p.b_dtype);
       symmetric = symmetric && b == -(job.ratio * s);
       if (!(fabsf(s) < INFINITY && fabsf(b) < INFINITY)) size = square = NAN;
-      if (g % step != r % step) continue; /* other groups in each row */
+      if (g % step != r % step) continue; /* other groups in each row; there is one, since step <= groups */
       const uint8_t* w = p.w + r * p.w_stride + g * p.group * BITS / 8;
       const typename Avx512::template Group<BITS> group(s, b);
       const __m512 offset = _mm512_set1_ps(fmaf((float)kCenter<BITS>, s, b));
@@ -60,6 +61,21 @@ void facts_rows(void* arg, int64_t begin, int64_t end) {
       square += _mm512_reduce_add_ps(q);
       seen += p.group;
     }
+    /* Once more, now that the mean is known. */
+    const __m512 limit = _mm512_set1_ps((float)(size / (double)(8 * seen)));
+    int64_t small = 0;
+    for (int64_t g = r % step; g < groups; g += step) {
+      const float s = load_as_float(p.scales, r * p.s_stride[0] + g * p.s_stride[1], p.s_dtype);
+      const float b = load_as_float(p.biases, r * p.b_stride[0] + g * p.b_stride[1], p.b_dtype);
+      const uint8_t* w = p.w + r * p.w_stride + g * p.group * BITS / 8;
+      const typename Avx512::template Group<BITS> group(s, b);
+      for (int c = 0; c < chunks; ++c, w += 4 * BITS) {
+        const __m512 v0 = group.template weights<0>(w), v1 = group.template weights<1>(w);
+        small += __builtin_popcount(_mm512_cmp_ps_mask(_mm512_and_ps(v0, magnitude), limit, _CMP_LT_OQ));
+        small += __builtin_popcount(_mm512_cmp_ps_mask(_mm512_and_ps(v1, magnitude), limit, _CMP_LT_OQ));
+      }
+    }
+    job.zeros[r] = square == 0 ? 0 : (float)small / (float)seen;
     const double spread = square == 0 ? 0 : size > 0 ? sqrt(square * (double)seen) / size : INFINITY;
     job.spread[r] = spread == spread ? (float)spread : INFINITY;
     job.symmetric[r] = symmetric;
@@ -68,11 +84,12 @@ void facts_rows(void* arg, int64_t begin, int64_t end) {
 
 inline void vnni_facts(const Problem& p) {
   float* out = (float*)p.y;
-  out[0] = out[1] = out[2] = 0;
-  FactsJob job = {&p, 0, NULL, NULL};
-  job.spread = (float*)accel_scratch(p.call, (size_t)p.n * sizeof(float));
+  out[0] = out[1] = out[2] = out[3] = 0;
+  FactsJob job = {&p, 0, NULL, NULL, NULL};
+  job.spread = (float*)accel_scratch(p.call, (size_t)p.n * 2 * sizeof(float));
   job.symmetric = (uint8_t*)accel_scratch(p.call, (size_t)p.n);
   if (!job.spread || !job.symmetric) return;
+  job.zeros = job.spread + p.n;
   const int64_t groups = p.k / p.group;
   for (int64_t i = 0; i < p.n * groups; ++i) {
     const float s = load_as_float(p.scales, i / groups * p.s_stride[0] + i % groups * p.s_stride[1], p.s_dtype);
@@ -93,6 +110,7 @@ inline void vnni_facts(const Problem& p) {
   out[2] = job.ratio;
   for (int64_t r = 0; r < p.n; ++r) {
     if (job.spread[r] > out[0]) out[0] = job.spread[r];
+    if (job.zeros[r] > out[3]) out[3] = job.zeros[r];
     if (!job.symmetric[r]) out[1] = 0;
   }
 }

@@ -12,10 +12,10 @@
  *            exactly down to 2^-12 of the largest. What follows is exact integer arithmetic until one rounding a line.
  * Fitness    A number far below the largest keeps few bits. Rounding errors are independent and grow with the square
  *            root of k, the bound with k: unit_of says if the row stays inside the bound by `kSafety` standard deviations
- *            even if the largest half of its numbers meets nothing but weights of zero, and more than half where `spread`
- *            says that few weights are not zero: only the smaller numbers of the row count. Rows with NaN, infinity or
+ *            even if the largest quarter of its numbers meets nothing but weights of zero, or as many as there are weights
+ *            next to zero in a row of W (`zeros`): only the smaller numbers of the row count. Rows with NaN, infinity or
  *            subnormal maximum do not fit either. Rows that do not fit take the float32 kernel (qmv_body.h); the row and
- *            the layer's spread alone decide.
+ *            what is known of the layer alone decide.
  * Source     Written for this library; numbers as several digits are the classic way to exact long multiplication.
  */
 #ifndef BONSAI_QMV_PLANES_H
@@ -67,7 +67,7 @@ inline int64_t below(const float* x, int64_t k, float limit, float* sum) {
 
 /* The unit of a row, 0 if it does not fit (see the head of the file), 1 if it is all zeros; spread 0: any finite row
  * fits. The loops may look at zeros up to the next multiple of 16. */
-inline float unit_of(const float* x, int64_t k, float spread) {
+inline float unit_of(const float* x, int64_t k, float spread, float zeros) {
   const __m512 magnitude = _mm512_castsi512_ps(_mm512_set1_epi32(0x7fffffff));
   __m512 m = _mm512_setzero_ps(), nan = m;
   for (int64_t i = 0; i < k; i += 16) {
@@ -81,9 +81,9 @@ inline float unit_of(const float* x, int64_t k, float spread) {
   if (!(max >= kSmallestMax && max <= kLargestMax)) return 0;
   if (!(spread < 1e3f)) return 0;
   if (spread > 0) {
-    /* How many of the smallest numbers count; a spread of 1.25 is that of normally distributed weights. */
-    const float share = 0.78125f / (spread * spread);
-    const int64_t counted = (int64_t)((float)k * (share < 0.5f ? share : 0.5f));
+    /* How many of the smallest numbers count. */
+    const float left_out = zeros + 0.05f < 0.25f ? 0.25f : zeros + 0.05f;
+    const int64_t counted = left_out < 1.0f ? (int64_t)((float)k * (1.0f - left_out)) : 0;
     /* The largest power of two below the maximum that no more numbers than those are below: all of them count, and the
      * others for no more than it. */
     const int32_t exponent = (int32_t)(bits_of(max) >> 23);

@@ -30,7 +30,7 @@ struct Problem {
   void* y;                 /* (rows, n) row-contiguous */
   int32_t y_dtype;
   /* What bonsai_affine_facts said of the weights; without it spread is infinite and symmetric false. */
-  float spread;
+  float spread, zeros;
   bool symmetric; /* bias = -ratio * scale holds everywhere, exactly */
   float ratio;
 };
@@ -42,7 +42,7 @@ constexpr int64_t kSmallRows = 16;
 struct Bodies {
   void (*small)(const Problem&); /* 1..kSmallRows rows */
   void (*large)(const Problem&); /* any number of rows */
-  void (*facts)(const Problem&); /* y is (3,), see facts_body.h; NULL: nothing is made of them */
+  void (*facts)(const Problem&); /* y is (4,), see facts_body.h; NULL: nothing is made of them */
 };
 
 /* ACCEL_BUILD_* say which files the build could compile (mlx_accel_add_kernels). */

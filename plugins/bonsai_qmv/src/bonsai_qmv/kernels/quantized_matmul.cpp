@@ -7,12 +7,12 @@
  *            4  bias    (n,)  optional, float32, float16 or bfloat16
  * Output     0  y       (..., n)  float32, float16 or bfloat16
  * Parameters 0  bits (1, 2, 3, 4, 5, 6, 8), 1  group (32, 64, 128)
- *            optional, from bonsai_affine_facts over the whole layer: 2  spread (float), 3  1 if symmetric, 4  ratio (float). Without them rows of x are never taken as fixed point.
+ *            optional, from bonsai_affine_facts over the whole layer: 2  spread (float), 3  1 if symmetric, 4  ratio, 5  zeros. Without them rows of x are never taken as fixed point.
  * Rows       any number, 0 included
  * Exactness  rounding; rows of calls with 1..16 rows are bit-equal to the row alone (qmv_body.h), more rows go to
  *            qmm_body.h
  *
- * bonsai_affine_facts: float32 (3,) from inputs x (of one row, whose numbers are not looked at), W, scales, biases and
+ * bonsai_affine_facts: float32 (4,) from inputs x (of one row, whose numbers are not looked at), W, scales, biases and
  * parameters 0 and 1; see facts_body.h.
  *
  * Reads nothing outside the elements of its inputs, writes every element of y.
@@ -78,8 +78,8 @@ const char* describe(const accel_call* call, Problem& p, bool facts = false) {
   }
   p.rows = x->size / p.k;
   if (facts) {
-    if (y->ndim != 1 || y->shape[0] != 3 || y->dtype != ACCEL_FLOAT32) {
-      return "y must be float32 (3,)";
+    if (y->ndim != 1 || y->shape[0] != 4 || y->dtype != ACCEL_FLOAT32) {
+      return "y must be float32 (4,)";
     }
   } else if (y->shape[y->ndim - 1] != p.n || y->size != p.rows * p.n) {
     return "y must have the shape of x, its last dimension replaced by n";
@@ -102,8 +102,9 @@ const char* describe(const accel_call* call, Problem& p, bool facts = false) {
   p.y = y->data;
   p.y_dtype = y->dtype;
   p.row0 = 0;
-  const bool known = call->n_params >= 5;
+  const bool known = call->n_params >= 6;
   p.spread = known ? (float)call->params[2].f : INFINITY;
+  p.zeros = known ? (float)call->params[5].f : 1;
   p.symmetric = known && call->params[3].i != 0;
   p.ratio = p.symmetric ? (float)call->params[4].f : 0;
   return NULL;
@@ -159,5 +160,6 @@ ACCEL_KERNEL void bonsai_affine_facts(const accel_call* call) {
     float* out = (float*)p.y;
     out[0] = INFINITY;
     out[1] = out[2] = 0;
+    out[3] = 1;
   }
 }

@@ -356,7 +356,7 @@ struct Vnni {
     int fit = 0, unfit = 0;
     for (int64_t m = 0; m < p.rows; ++m) {
       load_floats<Avx512>(p.x->data, x_row_offset(p.x, p.row0 + m), stride, p.x->dtype, x, p.k);
-      unit[fit] = unit_of(x, p.k, p.spread);
+      unit[fit] = unit_of(x, p.k, p.spread, p.zeros);
       if (unit[fit] == 0) {
         left[unfit++] = (int32_t)(p.row0 + m);
         continue;
