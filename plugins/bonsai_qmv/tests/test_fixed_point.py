@@ -45,7 +45,9 @@ def test_spread(bits, group):
     assert (symmetric, ratio) == (0, 0.0)
 
 
-@pytest.mark.parametrize("bits,ratio", [(1, 0.5), (1, 1.0), (2, 1.0), (2, 2.0), (3, 4.0), (4, 8.0), (6, 32.0), (8, 128.0)])
+@pytest.mark.parametrize(
+    "bits,ratio", [(1, 0.5), (1, 1.0), (2, 1.0), (2, 2.0), (3, 4.0), (4, 8.0), (6, 32.0), (8, 128.0)]
+)
 def test_symmetric_weights_do_not_need_their_biases(bits, ratio, fixed):
     rows = 3 if 8 % bits == 0 else 20
     if rows > 16 and fixed == VNNI:
