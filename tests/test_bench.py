@@ -225,7 +225,7 @@ def test_preset_has_the_real_shapes() -> None:
         (("linear", "-m", "0"), "not a list of positive numbers"),
         (("linear", "--bits", "²"), "not a list of positive numbers"),
         (("bonsai_decode_bench", "--bits", "9"), "9-bit weights"),
-        (("linear", "--shape", "64x64", "--json", "/nowhere/at/all.json"), "is not a directory"),
+        (("linear", "--shape", "128", "--json", "/nowhere/at/all.json"), "is not a directory"),
         (("linear", "--peer-types", "q9_Z"), "'q9_Z' is none of"),
         (("linear", "--threads", "0"), "0 is not in the range"),
         (("linear", "--threads", "-1"), "-1 is not in the range"),

@@ -113,7 +113,7 @@ def _run(name: str, work: list[Any], bench_it: Callable[..., Any], ggml: Any, fl
 
     for file in files.values():
         if file is not None and not file.parent.is_dir():
-            raise AccelError(f"{file}: {file.parent} is not a directory, so that the result could not be written")
+            raise AccelError(f"{file} cannot be written: {file.parent} is not a directory")
     if not work:
         raise AccelError("no row is left: --only and the other options leave nothing to measure")
     others = Neighbours()
