@@ -91,7 +91,6 @@ inline void amx_units(void* arg, int64_t begin, int64_t end) {
   float* line = (float*)(job.scratch + slot * job.slot_bytes);
   for (int64_t m = begin; m < end; ++m) {
     load_floats<Avx512>(p.x->data, x_row_offset(p.x, m), stride, p.x->dtype, line, p.k);
-    for (int64_t k = p.k; k % 16; ++k) line[k] = 0;
     job.unit[m] = unit_of(line, p.k, job.spread, p.zeros);
   }
   __atomic_store_n(&job.slots[slot], 0, __ATOMIC_RELEASE);
@@ -138,13 +137,7 @@ inline void amx_digits(void* arg, int64_t begin, int64_t end) {
         const __m512 scale = _mm512_set1_ps(inverse[i]);
         for (int j = 0; j < 64; j += 16) {
           const __m512i v = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + j), scale));
-          const __m512i lo = _mm512_srai_epi32(_mm512_slli_epi32(v, 24), 24);
-          const __m512i rest = _mm512_srai_epi32(_mm512_sub_epi32(v, lo), 8);
-          const __m512i mid = _mm512_srai_epi32(_mm512_slli_epi32(rest, 24), 24);
-          const __m512i hi = _mm512_srai_epi32(_mm512_sub_epi32(rest, mid), 8);
-          _mm_store_si128((__m128i*)(digits[0] + j), _mm512_cvtepi32_epi8(hi));
-          _mm_store_si128((__m128i*)(digits[1] + j), _mm512_cvtepi32_epi8(mid));
-          _mm_store_si128((__m128i*)(digits[2] + j), _mm512_cvtepi32_epi8(lo));
+          split_digits(v, digits[0] + j, digits[1] + j, digits[2] + j);
           sum[i] = _mm512_add_epi32(sum[i], v);
           if ((k0 + j + 16) % p.group == 0 && k0 + j < p.k) {
             totals[(k0 + j) / p.group * 16 + i] = (float)_mm512_reduce_add_epi32(sum[i]);

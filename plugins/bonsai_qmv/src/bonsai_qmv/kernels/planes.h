@@ -66,7 +66,7 @@ inline int64_t below(const float* x, int64_t k, float limit, float* sum) {
 }
 
 /* The unit of a row, 0 if it does not fit (see the head of the file), 1 if it is all zeros; spread 0: any finite row
- * fits. The loops may look at zeros up to the next multiple of 16. */
+ * fits. k is a multiple of 32, as all groups are. */
 inline float unit_of(const float* x, int64_t k, float spread, float zeros) {
   const __m512 magnitude = _mm512_castsi512_ps(_mm512_set1_epi32(0x7fffffff));
   __m512 m = _mm512_setzero_ps(), nan = m;
@@ -151,6 +151,17 @@ inline void transpose16(const uint8_t* const* rows, __m512i* out) {
   }
 }
 
+/* Sixteen v as their three digits. */
+inline void split_digits(__m512i v, int8_t* hi, int8_t* mid, int8_t* lo) {
+  const __m512i low = _mm512_srai_epi32(_mm512_slli_epi32(v, 24), 24);
+  const __m512i rest = _mm512_srai_epi32(_mm512_sub_epi32(v, low), 8);
+  const __m512i middle = _mm512_srai_epi32(_mm512_slli_epi32(rest, 24), 24);
+  const __m512i high = _mm512_srai_epi32(_mm512_sub_epi32(rest, middle), 8);
+  _mm_store_si128((__m128i*)hi, _mm512_cvtepi32_epi8(high));
+  _mm_store_si128((__m128i*)mid, _mm512_cvtepi32_epi8(middle));
+  _mm_store_si128((__m128i*)lo, _mm512_cvtepi32_epi8(low));
+}
+
 /* Lines of one row whose unit is known.
  *   x       floats, zeros from k to the end of the last line
  *   lines   the row's first; `rows` from line to line
@@ -165,13 +176,7 @@ void make_planes(const float* x, int64_t k, int group, float unit, Line<BITS>* l
     alignas(64) int8_t digits[3][L::kWeights];
     for (int j = 0; j < L::kWeights; j += 16) {
       const __m512i v = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + k0 + j), inverse));
-      const __m512i lo = _mm512_srai_epi32(_mm512_slli_epi32(v, 24), 24);
-      const __m512i rest = _mm512_srai_epi32(_mm512_sub_epi32(v, lo), 8);
-      const __m512i mid = _mm512_srai_epi32(_mm512_slli_epi32(rest, 24), 24);
-      const __m512i hi = _mm512_srai_epi32(_mm512_sub_epi32(rest, mid), 8);
-      _mm_store_si128((__m128i*)(digits[0] + j), _mm512_cvtepi32_epi8(hi));
-      _mm_store_si128((__m128i*)(digits[1] + j), _mm512_cvtepi32_epi8(mid));
-      _mm_store_si128((__m128i*)(digits[2] + j), _mm512_cvtepi32_epi8(lo));
+      split_digits(v, digits[0] + j, digits[1] + j, digits[2] + j);
       sum = _mm512_add_epi32(sum, v);
       if ((k0 + j + 16) % group == 0 && k0 + j < k) {
         totals[(k0 + j) / group] = (float)_mm512_reduce_add_epi32(sum);
