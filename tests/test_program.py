@@ -268,6 +268,57 @@ def test_a_failing_kernel_gives_nan(library):
     assert any("two parameters" in e for e in native.take_errors())
 
 
+def test_neighbours_run_together(library):
+    """Products, a sum with temporary memory, a copy without a loop, a failure; then another round."""
+    total = cpu_kernel(library, "total").bind(output_shape=(1,), output_dtype=like(0))
+    fails = cpu_kernel(library, "fails").bind(output_shape=like(0), output_dtype=like(0))
+    weights = [weight(n, 40, n) for n in (40, 60, 50, 3, 30)]
+    before = native.get().threads()
+    x = x_of(9, 40)
+    want = np.array(x) @ np.array(weights[0]).T
+    try:
+        for threads in (1, 2, 3, 5):
+            native.get().set_threads(threads)
+            p = Program("together", 1)
+            first = p.call(matmul(library, weights[0]), p.input(0))
+            many = [p.call(matmul(library, w), first) for w in weights[1:3]]
+            many += [p.call(total, first), p.call(gather(library), first), p.call(fails, first)]
+            many += [p.call(matmul(library, w), p.input(0)) for w in weights[3:]]
+            run = p.build(*(p.call(gather(library), value) for value in many))
+            for _ in range(20):
+                out = [np.array(y) for y in run(x)]
+                for y, w in zip(out[:2], weights[1:3], strict=True):
+                    same(y, want @ np.array(w).T)
+                same(out[2], [want.sum(dtype=np.float64)])
+                same(out[3], want)
+                assert np.isnan(out[4]).all()
+                for y, w in zip(out[5:], weights[3:], strict=True):
+                    same(y, np.array(x) @ np.array(w).T)
+                assert any("the first reason" in e for e in native.take_errors())
+    finally:
+        native.get().set_threads(before)
+
+
+def test_what_neighbours_read_stays_until_all_are_done(library):
+    p = Program("memory", 2)
+    first = p.call(gather(library), p.input(0))
+    # Two pieces, of which one takes five times as long; who is through with the other goes on to the next step, whose
+    # result must not lie where `first` is.
+    slow = p.call(matmul(library, weight(6, 20000)), first)
+    quick = p.call(matmul(library, weight(1000, 4)), p.input(1))
+    run = p.build(p.call(gather(library), slow), p.call(gather(library), quick))
+    x, z = x_of(1, 20000), x_of(1, 4)
+    before = native.get().threads()
+    try:
+        native.get().set_threads(2)
+        for _ in range(20):
+            a, b = run(x, z)
+            same(a, np.array(x) @ np.array(weight(6, 20000)).T)
+            same(b, np.array(z) @ np.array(weight(1000, 4)).T)
+    finally:
+        native.get().set_threads(before)
+
+
 def test_under_compile_and_threads(library):
     p = Program("compiled", 1)
     first = p.call(matmul(library, weight(4, 4)), p.input(0))

@@ -53,6 +53,25 @@ def test_negative_range_is_empty(pool):
     assert pool._selftest_parallel(-3, 1)[:2] == (0, [])
 
 
+@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+def test_loops_that_run_together(pool, threads, ends):
+    pool.set_threads(threads)
+    for i in range(300):
+        # None, one, and more loops than have a place; some empty, some of one piece, which their caller runs.
+        lengths = [(7 * i + 13 * j) % 60 for j in range(i % 12)]
+        sums, took_part = pool._selftest_together(lengths, 1 + i % 8, ends)
+        assert sums == [expected_sum(n) for n in lengths]
+        assert took_part <= threads
+        check(pool, 100, 7)  # nothing is left open
+
+
+def test_a_loop_that_is_begun_wakes_workers(pool):
+    pool.set_threads(3)
+    time.sleep(0.005)
+    assert pool._selftest_together([100_000_000, 100_000_000], 1_000_000, False)[1] > 1
+
+
 def test_many_short_loops(pool):
     for threads in (2, 4):
         pool.set_threads(threads)
@@ -87,6 +106,8 @@ def test_busy_from_several_threads(pool):
             for i in range(300):
                 n = (seed * 31 + i * 7) % 200
                 assert pool._selftest_parallel(n, 3, i % 2 == 0)[0] == expected_sum(n)
+                sums, _ = pool._selftest_together([n, 2 * n, 5], 3, i % 3 == 0)
+                assert sums == [expected_sum(n), expected_sum(2 * n), expected_sum(5)]
         except BaseException as e:
             errors.append(e)
 

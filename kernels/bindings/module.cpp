@@ -1,5 +1,6 @@
 /* backend_core._native: the one place that touches mlx's C++ ABI. */
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/vector.h>
 
 #include <atomic>
 #include <mutex>
@@ -76,6 +77,43 @@ nb::tuple selftest_parallel(int64_t n, int64_t grain, bool nested) {
   return nb::make_tuple(sum.load(), list, threads.size());
 }
 
+/* Loops over [0, n) for each n, begun one after the other and finished together: their sums, and how many threads took
+ * part. ends: the last one is an ordinary loop, which finishes all. */
+nb::tuple selftest_together(const std::vector<int64_t>& lengths, int64_t grain, bool ends) {
+  struct One {
+    std::atomic<uint64_t> sum{0};
+    std::mutex* mutex;
+    std::set<std::thread::id>* threads;
+  };
+  std::mutex mutex;
+  std::set<std::thread::id> threads;
+  std::vector<One> loops(lengths.size());
+  {
+    nb::gil_scoped_release release;
+    auto task = [](void* arg, int64_t begin, int64_t end) {
+      One& one = *static_cast<One*>(arg);
+      uint64_t p = 0;
+      // A loop inside of a task runs there and finishes nothing.
+      pool::for_range(end - begin, 2, [&](int64_t b, int64_t e) {
+        for (int64_t i = begin + b; i < begin + e; ++i) p += uint64_t(i) * uint64_t(i);
+      });
+      pool::finish();
+      one.sum.fetch_add(p, std::memory_order_relaxed);
+      std::lock_guard<std::mutex> lock(*one.mutex);
+      one.threads->insert(std::this_thread::get_id());
+    };
+    for (size_t i = 0; i < loops.size(); ++i) {
+      loops[i].mutex = &mutex;
+      loops[i].threads = &threads;
+      (ends && i + 1 == loops.size() ? pool::parallel_for : pool::begin)(lengths[i], grain, task, &loops[i]);
+    }
+    if (!ends) pool::finish();
+  }
+  nb::list sums;
+  for (One& one : loops) sums.append(one.sum.load());
+  return nb::make_tuple(sums, threads.size());
+}
+
 /* Nanoseconds per parallel loop of `pieces` empty pieces, for measuring. */
 double selftest_loop_cost(int64_t pieces, int repeat) {
   nb::gil_scoped_release release;
@@ -135,5 +173,6 @@ NB_MODULE(_native, m) {
   m.def("_cgroup_cpus", &accel::cgroup_cpus, "root"_a);
   m.def("_default_threads", &accel::default_threads);
   m.def("_selftest_parallel", &accel::selftest_parallel, "n"_a, "grain"_a, "nested"_a = false);
+  m.def("_selftest_together", &accel::selftest_together, "lengths"_a, "grain"_a, "ends"_a);
   m.def("_selftest_loop_cost", &accel::selftest_loop_cost, "pieces"_a, "repeat"_a);
 }

@@ -1,211 +1,18 @@
 #include "program.h"
 
 #include <algorithm>
-#include <cstring>
 #include <stdexcept>
 
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
-#include "scratch.h"
-#include "thread_pool.h"
+#include "program_run.h"
 
 namespace accel {
 namespace {
 
 constexpr size_t kAlign = 64;
 
-/* Throws std::invalid_argument. */
-template <class Shape>
-void view_shape(const View& view, Shape& shape, const std::string& name) {
-  const size_t n = shape.size();
-  switch (view.kind) {
-    case View::Split:
-      if (n < 1 || view.parts < 1 || shape[n - 1] % view.parts) {
-        throw std::invalid_argument("[" + name + "] a last dimension cannot be split into " +
-                                    std::to_string(view.parts) + " parts");
-      }
-      shape.push_back(shape[n - 1] / view.parts);
-      shape[n - 1] = view.parts;
-      break;
-    case View::Swap:
-      if (n < 3) throw std::invalid_argument("[" + name + "] there are no dimensions 1 and 2 to exchange");
-      std::swap(shape[1], shape[2]);
-      break;
-    case View::Limit:
-      if (n < 3) throw std::invalid_argument("[" + name + "] there is no dimension 2 to limit");
-      break;
-    case View::Part:
-      if (n < 1 || view.parts > view.end || view.end > shape[n - 1]) {
-        throw std::invalid_argument("[" + name + "] a last dimension has no part " + std::to_string(view.parts) + ".." +
-                                    std::to_string(view.end));
-      }
-      shape[n - 1] = view.end - view.parts;
-      break;
-    case View::Merge:
-      if (n < 2) throw std::invalid_argument("[" + name + "] there are no two dimensions to merge");
-      shape[n - 2] *= shape[n - 1];
-      shape.pop_back();
-      break;
-  }
-}
-
-/* An array as it is seen, of at most kMost dimensions; views were checked when the layout was made. */
-struct Seen {
-  static constexpr int kMost = 12;
-  void* data;
-  int32_t dtype;
-  int ndim = 0;
-  int64_t shape[kMost], strides[kMost];
-
-  int64_t size() const {
-    int64_t n = 1;
-    for (int d = 0; d < ndim; ++d) n *= shape[d];
-    return n;
-  }
-  accel_array array() const { return {size() ? data : nullptr, shape, strides, size(), ndim, dtype}; }
-
-  template <class Dims>
-  void row_major(const Dims& dims) {
-    ndim = int(dims.size());
-    int64_t step = 1;
-    for (int d = ndim - 1; d >= 0; --d) {
-      shape[d] = dims[d];
-      strides[d] = step;
-      step *= shape[d];
-    }
-  }
-
-  void look(const View& view, const Params& params) {
-    const int n = ndim;
-    if (view.kind == View::Limit) {
-      const int64_t limit = size_t(view.parts) < params.size() ? params[view.parts].i : 0;
-      shape[2] = std::clamp<int64_t>(limit, 0, shape[2]);
-      return;
-    }
-    if (view.kind == View::Part) {
-      data = static_cast<char*>(data) + view.parts * strides[n - 1] * int64_t(accel_itemsize(dtype));
-      shape[n - 1] = view.end - view.parts;
-    } else if (view.kind == View::Split) {
-      shape[n] = shape[n - 1] / view.parts;
-      strides[n] = strides[n - 1];
-      shape[n - 1] = view.parts;
-      strides[n - 1] *= shape[n];
-      ++ndim;
-    } else if (view.kind == View::Swap) {
-      std::swap(shape[1], shape[2]);
-      std::swap(strides[1], strides[2]);
-    } else {
-      if (shape[n - 2] != 1 && shape[n - 1] != 1 && strides[n - 2] != shape[n - 1] * strides[n - 1]) copy();
-      if (shape[n - 1] != 1) strides[n - 2] = strides[n - 1];
-      shape[n - 2] *= shape[n - 1];
-      --ndim;
-    }
-  }
-
- private:
-  void copy() {
-    const accel_array from = array();
-    void* to = Scratch::local().take(size_t(from.size) * accel_itemsize(dtype));
-    if (!to) return; // the kernel that follows will find no memory either
-    copy_row_major(from, to);
-    data = to;
-    int64_t step = 1;
-    for (int d = ndim - 1; d >= 0; --d) {
-      strides[d] = step;
-      step *= shape[d];
-    }
-  }
-};
-
 mx::array placeholder(mx::Shape shape, mx::Dtype dtype) { return mx::array(std::move(shape), dtype, nullptr, {}); }
-
-/* One evaluation, queued on the stream. Whatever it points to is kept alive: inputs and outputs by mlx, the rest here. */
-struct Job {
-  std::shared_ptr<const ProgramSpec> program;
-  std::shared_ptr<const Layout> layout;
-  std::shared_ptr<const Params> params;
-  std::vector<Seen> inputs;
-  std::vector<void*> outputs;
-
-  void* place(const Result& r, char* temporary) const {
-    return r.output >= 0 ? outputs[r.output] : temporary + r.offset;
-  }
-
-  void out_of_memory() const {
-    for (size_t i = 0; i < outputs.size(); ++i) {
-      size_t bytes = mx::size_of(layout->output_dtypes[i]);
-      for (int d : layout->output_shapes[i]) bytes *= size_t(d);
-      if (bytes && program->outputs[i].step >= 0) std::memset(outputs[i], 0xff, bytes); // NaN
-    }
-    record_error(program->name + ": out of memory");
-  }
-
-  void run() const {
-    Scratch::Scope scope;
-    Scratch& scratch = Scratch::local();
-    char* temporary = static_cast<char*>(scratch.take(layout->temporary));
-    if (!temporary) return out_of_memory();
-    std::vector<accel_array> arrays;
-    static thread_local std::weak_ptr<const ProgramSpec> before;
-    if (const auto last = before.lock()) {
-      last->then_bytes.store(program->first.bytes, std::memory_order_relaxed);
-      last->then_data.store(program->first.data, std::memory_order_relaxed);
-    }
-    before = program;
-    for (size_t s = 0; s < program->steps.size(); ++s) {
-      const Step& step = program->steps[s];
-      if (step.next.data) {
-        pool::expect(step.next.data, step.next.bytes);
-      } else {
-        pool::expect(program->then_data.load(std::memory_order_relaxed),
-                     program->then_bytes.load(std::memory_order_relaxed));
-      }
-      const std::vector<Result>& results = layout->results[s];
-      const auto mark = scratch.mark();
-      const size_t n_inputs = step.sources.size() + step.fixed.size(), n = n_inputs + results.size();
-      Seen* seen = static_cast<Seen*>(scratch.take(n * sizeof(Seen)));
-      if (!seen) return out_of_memory();
-      size_t at = 0;
-      for (const Source& source : step.sources) {
-        Seen& a = seen[at++];
-        if (source.step < 0) {
-          a = inputs[source.index];
-        } else {
-          const Result& r = layout->results[source.step][source.index];
-          a.data = place(r, temporary);
-          a.dtype = accel_dtype_of(r.dtype);
-          a.row_major(r.shape);
-        }
-        for (const View& view : source.views) a.look(view, *params);
-      }
-      for (const mx::array& f : step.fixed) {
-        Seen& a = seen[at++];
-        a.data = const_cast<char*>(f.data<char>());
-        a.dtype = accel_dtype_of(f.dtype());
-        a.ndim = int(f.ndim());
-        for (int d = 0; d < a.ndim; ++d) a.shape[d] = f.shape(d), a.strides[d] = f.strides(d);
-      }
-      for (const Result& r : results) {
-        Seen& a = seen[at++];
-        a.data = place(r, temporary);
-        a.dtype = accel_dtype_of(r.dtype);
-        a.row_major(r.shape);
-      }
-      arrays.clear();
-      for (size_t i = 0; i < n; ++i) arrays.push_back(seen[i].array());
-      const Spec& spec = *step.spec;
-      std::vector<std::pair<size_t, size_t>> copies;
-      for (size_t o = 0; o < spec.donors.size(); ++o) {
-        if (spec.donors[o] < 0) continue;
-        const size_t donor = size_t(spec.donors[o]);
-        if (arrays[donor].data != arrays[n_inputs + o].data) copies.emplace_back(donor, o);
-      }
-      run_kernel(*spec.kernel, spec.name, step.params ? *step.params : *params, spec.ensure_row_contiguous,
-                 arrays.data(), n_inputs, results.size(), copies);
-      scratch.rewind(mark);
-    }
-  }
-};
 
 /* Gives every result that is no output its place in temporary memory; those that do not live at the same time share. */
 void place_results(const ProgramSpec& program, Layout& layout) {
@@ -215,7 +22,9 @@ void place_results(const ProgramSpec& program, Layout& layout) {
   };
   std::vector<Block> live;
   for (size_t s = 0; s < program.steps.size(); ++s) {
-    live.erase(std::remove_if(live.begin(), live.end(), [&](const Block& b) { return b.until < int(s); }), live.end());
+    // What a step's neighbours read is in use until all of them are done.
+    const int begun = program.steps[s].first;
+    live.erase(std::remove_if(live.begin(), live.end(), [&](const Block& b) { return b.until < begun; }), live.end());
     for (size_t k = 0; k < layout.results[s].size(); ++k) {
       Result& r = layout.results[s][k];
       if (r.output >= 0) continue;
@@ -370,6 +179,23 @@ bool ProgramPrimitive::is_equivalent(const mx::Primitive& other) const {
 
 std::vector<mx::Shape> ProgramPrimitive::output_shapes(const std::vector<mx::array>& inputs) {
   return make_layout(*program_, inputs)->output_shapes;
+}
+
+void ProgramSpec::find_neighbours() {
+  for (size_t s = 0; s < steps.size(); ++s) {
+    Step& step = steps[s];
+    step.first = int(s);
+    if (s == 0) continue;
+    const int first = steps[s - 1].first;
+    auto changes_inputs = [](const Step& t) {
+      return std::any_of(t.spec->donors.begin(), t.spec->donors.end(), [](int donor) { return donor >= 0; });
+    };
+    const bool depends = std::any_of(step.sources.begin(), step.sources.end(),
+                                     [&](const Source& source) { return source.step >= first; });
+    if (!depends && int(s) - first < kNeighbours && !changes_inputs(step) && !changes_inputs(steps[s - 1])) {
+      step.first = first;
+    }
+  }
 }
 
 void ProgramSpec::look_ahead() {

@@ -1,4 +1,5 @@
 /* A program: several kernel calls in one primitive, one after the other, results of earlier ones feeding later ones.
+ * Neighbours that do not depend on each other are one parallel loop to the thread pool.
  *
  * What lies between the calls never becomes an array of mlx's graph: it costs no node, no scheduling and no queueing,
  * and lies in the thread's temporary memory. The calls are those that bound kernels (bound.cpp) would make on their
@@ -43,6 +44,7 @@ struct Step {
   std::vector<Source> sources;
   std::vector<mx::array> fixed; // the inputs that follow; they have been evaluated
   Expected next;                // of the steps that follow
+  int first = 0;                // the steps from this one on do not depend on each other
 };
 
 struct ProgramSpec {
@@ -54,6 +56,12 @@ struct ProgramSpec {
   // `first` of the program that ran after this one the last time. Written while the program runs: a hint.
   mutable std::atomic<const void*> then_data{nullptr};
   mutable std::atomic<size_t> then_bytes{0};
+
+  /* How many steps run as one at most. */
+  static constexpr int kNeighbours = 4;
+
+  /* Fills in every step's `first`, once all steps are there. */
+  void find_neighbours();
 
   /* Fills in `first` and every step's `next`, once all steps are there. */
   void look_ahead();

@@ -195,6 +195,7 @@ nb::object make_program(std::string name, int n_inputs, nb::sequence steps, nb::
   if (program->steps.empty() || program->outputs.empty()) {
     throw nb::value_error("a program has at least one step and one output");
   }
+  program->find_neighbours();
   program->look_ahead();
   for (size_t i = 0; i < program->outputs.size(); ++i) {
     for (size_t j = 0; j < i; ++j) {

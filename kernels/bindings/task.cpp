@@ -41,6 +41,7 @@ Errors& errors() {
 /* What the host's functions find behind the accel_call they are given. */
 struct Running {
   accel_call call;
+  Meanwhile* meanwhile = nullptr;
   std::mutex mutex;
   bool failed = false;
   std::string message;
@@ -60,8 +61,18 @@ struct Running {
   }
 };
 
-void host_parallel_for(const accel_call*, int64_t n, int64_t grain, accel_task task, void* arg) {
-  pool::parallel_for(n, grain, task, arg);
+void host_parallel_for(const accel_call* call, int64_t n, int64_t grain, accel_task task, void* arg) {
+  Running& running = Running::of(call);
+  Meanwhile* meanwhile = running.meanwhile;
+  if (!meanwhile || !meanwhile->run) {
+    pool::parallel_for(n, grain, task, arg);
+    return;
+  }
+  const auto run = meanwhile->run;
+  meanwhile->run = nullptr; // before any task runs, which may have loops of its own
+  pool::begin(n, grain, task, arg);
+  run(meanwhile->arg);
+  pool::finish();
 }
 
 void* host_scratch(const accel_call* call, size_t bytes) {
@@ -182,13 +193,14 @@ void Task::run() {
 
 void run_kernel(const Kernel& kernel, const std::string& name, const std::vector<accel_param>& params,
                 bool ensure_row_contiguous, accel_array* arrays, size_t n_inputs, size_t n_outputs,
-                const std::vector<std::pair<size_t, size_t>>& copies) {
+                const std::vector<std::pair<size_t, size_t>>& copies, Meanwhile* meanwhile) {
   const size_t n = n_inputs + n_outputs;
   bool work = n_outputs == 0;
   for (size_t i = n_inputs; i < n; ++i) work |= arrays[i].size != 0;
   if (!work) return; // all outputs are empty
 
   Running running;
+  running.meanwhile = meanwhile;
   constexpr size_t kInline = 16;
   accel_array* few[kInline];
   std::vector<accel_array*> many;

@@ -41,10 +41,17 @@ struct Task {
 };
 
 /* Calls a kernel on arrays, inputs first, on this thread and the pool. Temporary memory comes from the thread's arena
- * and stays taken. `strides` of inputs may be written to. If the kernel fails, fills the outputs and records. */
+ * and stays taken. `strides` of inputs may be written to. If the kernel fails, fills the outputs and records.
+ *
+ * meanwhile: run from within the kernel's first parallel loop, once the workers have that loop, so that the two are one
+ * to the pool (pool::begin). Not run if the kernel has no such loop: `run` is null afterwards if it was. */
+struct Meanwhile {
+  void (*run)(void* arg) noexcept;
+  void* arg;
+};
 void run_kernel(const Kernel& kernel, const std::string& name, const std::vector<accel_param>& params,
                 bool ensure_row_contiguous, accel_array* arrays, size_t n_inputs, size_t n_outputs,
-                const std::vector<std::pair<size_t, size_t>>& copies);
+                const std::vector<std::pair<size_t, size_t>>& copies, Meanwhile* meanwhile = nullptr);
 
 /* Copies a strided array to row-major order. */
 void copy_row_major(const accel_array& from, void* to);

@@ -34,6 +34,7 @@ void relax() {
 constexpr size_t kFetch = 384 << 10;
 
 thread_local bool in_loop = false;
+thread_local bool begun = false; // this thread has loops that are not finished
 
 void run_inline(int64_t n, int64_t grain, Task task, void* arg) {
   const bool outer = in_loop;
@@ -76,22 +77,40 @@ class Pool {
   }
 
   void parallel_for(int64_t n, int64_t grain, Task task, void* arg) {
-    if (n <= 0) return;
-    grain = std::max<int64_t>(grain, 1);
-    if (n <= grain || in_loop || threads() == 1 || !owner_.try_lock()) {
-      run_inline(n, grain, task, arg);
-      return;
-    }
-    std::lock_guard<std::mutex> owner(owner_, std::adopt_lock);
-    start_workers();
+    if (begin(n, grain, task, arg, true)) finish();
+  }
 
-    // The gate is closed and nobody is inside: the loop's fields are ours to write.
-    n_ = n;
-    grain_ = grain;
-    task_ = task;
-    arg_ = arg;
-    next_.store(0, std::memory_order_relaxed);
-    const int64_t pieces = (n + grain - 1) / grain;
+  // False if the loop has been run. last: finish() follows at once.
+  bool begin(int64_t n, int64_t grain, Task task, void* arg, bool last) {
+    grain = std::max<int64_t>(grain, 1);
+    if (in_loop) {
+      run_inline(n, grain, task, arg);
+      return false;
+    }
+    if (begun && count_.load(std::memory_order_relaxed) == kLoops) finish();
+    if (n <= grain || threads() == 1 || (!begun && !owner_.try_lock())) {
+      run_inline(n, grain, task, arg);
+      return last && begun;
+    }
+    if (!begun) start_workers();
+    const int at = begun ? count_.load(std::memory_order_relaxed) : 0;
+    // Nobody looks at a loop before the count says that it is there.
+    Loop& loop = loops_[at];
+    loop.n = n;
+    loop.grain = grain;
+    loop.task = task;
+    loop.arg = arg;
+    loop.next.store(0, std::memory_order_relaxed);
+    if (begun) {
+      count_.store(at + 1, std::memory_order_release);
+      if (last) more_.store(false, std::memory_order_release);
+      return true;
+    }
+    // The gate is closed and nobody is inside.
+    begun = true;
+    count_.store(1, std::memory_order_relaxed);
+    more_.store(!last, std::memory_order_relaxed);
+    const int64_t pieces = last ? (n + grain - 1) / grain : INT64_MAX;
     const uint64_t places = uint64_t(std::min<int64_t>(pieces - 1, int64_t(workers_.size())));
     epoch_ = (epoch_ + 1) & kEpochMask;
     // seq_cst here and in sleep(): either we see the sleeper or the sleeper sees the open gate.
@@ -100,9 +119,15 @@ class Pool {
       { std::lock_guard<std::mutex> lock(mutex_); }
       wake_.notify_all();
     }
+    return true;
+  }
 
-    work();
-
+  // For the thread that has begun loops.
+  void finish() {
+    more_.store(false, std::memory_order_release);
+    int at = 0;
+    while (work(at)) {
+    }
     // No more workers in; wait for those inside. Their pieces are claimed, so this is short unless the
     // system took their processor away.
     uint64_t gate = gate_.fetch_and(~kOpen, std::memory_order_acq_rel);
@@ -117,6 +142,8 @@ class Pool {
       }
       gate = gate_.load(std::memory_order_acquire);
     }
+    begun = false;
+    owner_.unlock();
   }
 
  private:
@@ -141,15 +168,19 @@ class Pool {
     }
   }
 
-  void work() {
+  // Helps with the loops from number `at` on. True if it was one and there may be more.
+  bool work(int& at) {
+    if (at >= count_.load(std::memory_order_acquire)) return false;
     in_loop = true;
-    const int64_t n = n_, grain = grain_;
+    Loop& loop = loops_[at++];
+    const int64_t n = loop.n, grain = loop.grain;
     while (true) {
-      const int64_t begin = next_.fetch_add(grain, std::memory_order_relaxed);
+      const int64_t begin = loop.next.fetch_add(grain, std::memory_order_relaxed);
       if (begin >= n) break;
-      task_(arg_, begin, std::min(begin + grain, n));
+      loop.task(loop.arg, begin, std::min(begin + grain, n));
     }
     in_loop = false;
+    return true;
   }
 
   // How far a thread has come with what it fetches.
@@ -182,8 +213,21 @@ class Pool {
       const uint64_t inside = gate + 1 - (1ull << kPlaceShift);
       if (!gate_.compare_exchange_weak(gate, inside, std::memory_order_acq_rel)) continue;
       seen = epoch_of(gate);
-      work();
+      stay(fetched, index);
       gate_.fetch_sub(1, std::memory_order_release);
+    }
+  }
+
+  // A worker inside the gate: helps with all loops, and waits for those that are still to come.
+  void stay(Fetched& fetched, int index) {
+    int at = 0;
+    for (int idle = 0;; ++idle) {
+      // Asked first: loops that were begun before this was said are seen below.
+      const bool more = more_.load(std::memory_order_acquire);
+      while (work(at)) idle = 0;
+      if (!more) return;
+      if (!fetch(fetched, index)) relax();
+      if (idle >= 1000) sched_yield();
     }
   }
 
@@ -214,14 +258,20 @@ class Pool {
   uint64_t epoch_ = 0;
   Fetched caller_; // of the thread that holds owner_
 
-  // Of the loop that is running; written while the gate is closed and empty.
-  int64_t n_ = 0, grain_ = 1;
-  Task task_ = nullptr;
-  void* arg_ = nullptr;
+  // The loops that are running; all but `next` written before the count says that they are there.
+  struct alignas(128) Loop {
+    std::atomic<int64_t> next{0};
+    int64_t n = 0, grain = 1;
+    Task task = nullptr;
+    void* arg = nullptr;
+  };
+  static constexpr int kLoops = 8;
+  Loop loops_[kLoops];
+  std::atomic<int> count_{0};
+  std::atomic<bool> more_{false}; // loops may still be added
 
   std::atomic<const char*> soon_{nullptr};
   std::atomic<size_t> soon_bytes_{0};
-  alignas(128) std::atomic<int64_t> next_{0};
   alignas(128) std::atomic<uint64_t> gate_{0};
   alignas(128) std::atomic<int> sleepers_{0};
   std::atomic<bool> stop_{false};
@@ -234,7 +284,7 @@ std::atomic<Pool*> current{nullptr};
 // The threads of the old pool do not exist in the child and its locks may be held for ever: leave it behind.
 void after_fork_in_child() {
   current.store(nullptr);
-  in_loop = false;
+  in_loop = begun = false;
 }
 
 Pool& pool() {
@@ -254,5 +304,9 @@ int threads() { return pool().threads(); }
 void set_threads(int n) { pool().set_threads(n); }
 void expect(const void* data, size_t bytes) { pool().expect(data, bytes); }
 void parallel_for(int64_t n, int64_t grain, Task task, void* arg) { pool().parallel_for(n, grain, task, arg); }
+void begin(int64_t n, int64_t grain, Task task, void* arg) { pool().begin(n, grain, task, arg, false); }
+void finish() {
+  if (begun && !in_loop) pool().finish();
+}
 
 } // namespace accel::pool

@@ -24,6 +24,15 @@ void set_threads(int n);
 
 void parallel_for(int64_t n, int64_t grain, Task task, void* arg);
 
+/* Loops of one thread that do not depend on each other, as one: begin() hands a loop to the workers and returns,
+ * finish() returns when all loops begun by this thread are done. Between the two the caller makes the next loop
+ * ready, and threads that are through with one go on to the next without waiting for the others. A parallel_for in
+ * between is one of them, and finishes all. `arg` must live until then.
+ *
+ * A loop that has no claim on the workers (see above) has been run when begin() returns. */
+void begin(int64_t n, int64_t grain, Task task, void* arg);
+void finish();
+
 /* What a later loop is going to read, front to back. Threads that have to wait anyway, for a loop to begin or for the
  * others to finish, fetch the beginning of their part of it into their caches. A hint and nothing else: it is never
  * dereferenced and may be wrong or out of date. */
