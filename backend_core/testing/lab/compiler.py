@@ -1,0 +1,203 @@
+"""Finds a C++ compiler, compiles kernel text with the lab's library, keeps the result.
+
+Compiled kernels lie in ``<cache>/lab``, named after a hash of everything that went into them: text, compiler,
+options, processor, the lab's own files. They are built beside and renamed, so that two processes may build the
+same one.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.resources
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...paths import cache_dir
+from .errors import CompilerMissing, LabError
+
+_NO_VECTORS = [
+    # Accesses keep the width that the kernel's text gives them: no merging, splitting or widening.
+    "-fno-tree-sra", "-fno-ipa-sra", "-fno-store-merging", "-fno-tree-vectorize", "-fno-tree-slp-vectorize",
+    "-fno-tree-loop-distribute-patterns",
+]  # fmt: skip
+_KERNEL_FLAGS = [
+    "-std=c++20", "-O1", "-gdwarf-4", "-fPIC", "-w", "-fsigned-char", "-fno-exceptions", "-fno-rtti",
+    "-fno-strict-aliasing", "-ffp-contract=off", "-fno-math-errno",
+    "-fsanitize=thread,alignment,signed-integer-overflow,integer-divide-by-zero,bounds",
+]  # fmt: skip
+_RUNTIME_FLAGS = ["-std=c++20", "-O2", "-fPIC"]
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A command that compiles C++20, and what tells it from others."""
+
+    command: tuple[str, ...]
+    version: str
+    gcc: bool
+
+
+def lab_files() -> Path:
+    """The folder of the lab's C++ files: in the installed package, or in the source tree."""
+    installed = Path(str(importlib.resources.files("backend_core.testing.lab"))) / "device"
+    if installed.is_dir():
+        return installed
+    source = Path(__file__).resolve().parents[3] / "kernels" / "lab"
+    if source.is_dir():
+        return source
+    raise LabError(f"the lab's own files are missing (looked in {installed} and {source}); reinstall mlx-accel")
+
+
+@functools.lru_cache(maxsize=4)
+def _probe(wanted: str | None) -> Compiler:
+    for command in [wanted] if wanted else ["g++", "clang++"]:
+        path = shutil.which(command)
+        if path is None:
+            continue
+        done = subprocess.run([path, "--version"], capture_output=True, text=True)
+        if done.returncode == 0:
+            return Compiler((path,), done.stdout.splitlines()[0], "clang" not in done.stdout)
+    if wanted:
+        raise CompilerMissing(f"the compiler {wanted!r}, which CXX names, cannot be run")
+    raise CompilerMissing(
+        "no C++ compiler: install g++ or clang++ (Debian, Ubuntu: `apt install g++`; Fedora: `dnf install gcc-c++`)"
+    )
+
+
+def find_compiler() -> Compiler:
+    """The compiler that CXX names, else g++, else clang++. Raises :class:`CompilerMissing`."""
+    return _probe(os.environ.get("CXX") or None)
+
+
+@functools.lru_cache(maxsize=1)
+def _cpu_flags() -> tuple[str, ...]:
+    """Options for what this processor has: without f16c every half costs a call."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return ()
+    try:
+        words = set(re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.M).group(1).split())  # type: ignore[union-attr]
+    except (OSError, AttributeError):
+        return ()
+    return tuple(f"-m{name}" for name in ("f16c", "fma", "avx2") if name in words)
+
+
+@functools.lru_cache(maxsize=1)
+def _files_hash() -> str:
+    digest = hashlib.sha256()
+    root = lab_files()
+    for path in sorted(root.rglob("*")):
+        if path.is_file():
+            digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+_folder: Path | None = None
+
+
+def use_cache(folder: Path | None) -> None:
+    """Keeps compiled kernels in this folder from now on; None goes back to ``lab`` in the user's cache.
+
+    For test suites, which change the user's cache from test to test but want to compile a kernel once.
+    """
+    global _folder
+    _folder = folder
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept."""
+    return _folder if _folder is not None else cache_dir() / "lab"
+
+
+def _key(*parts: object) -> str:
+    digest = hashlib.sha256()
+    for part in (find_compiler(), _files_hash(), _cpu_flags(), *parts):
+        digest.update(repr(part).encode() + b"\0")
+    return digest.hexdigest()[:24]
+
+
+def _run(command: list[str], stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    environment = dict(os.environ, LC_ALL="C")
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, env=environment)
+
+
+def preprocess(text: str, texts: dict[str, str], include_dirs: tuple[str, ...], defines: tuple[str, ...]) -> str:
+    """Runs the preprocessor over Metal text, with the macros a Metal compiler defines and none of the host's."""
+    compiler = find_compiler()
+    command = [
+        *compiler.command, "-x", "c++", "-std=c++17", "-E", "-undef", "-nostdinc", "-D__METAL__=1",
+        "-D__METAL_VERSION__=320", "-D__METAL_MACOS__=1", "-D__HAVE_BFLOAT__=1", *(f"-D{d}" for d in defines),
+        f"-I{lab_files() / 'stubs'}", *(f"-I{d}" for d in include_dirs), "-",
+    ]  # fmt: skip
+    done = _run(command, text)
+    if done.returncode:
+        raise LabError(describe_errors(done.stderr, texts))
+    return done.stdout
+
+
+def _build_runtime() -> Path:
+    folder = cache_folder()
+    target = folder / f"runtime-{_key(_RUNTIME_FLAGS)}.o"
+    if not target.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        source = lab_files() / "runtime" / "runtime.cpp"
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            built = Path(scratch) / "runtime.o"
+            done = _run([*find_compiler().command, *_RUNTIME_FLAGS, "-c", str(source), "-o", str(built)])
+            if done.returncode:
+                raise LabError(f"the lab's runtime does not compile:\n{done.stderr}")
+            os.replace(built, target)
+    return target
+
+
+def build(text: str, texts: dict[str, str]) -> Path:
+    """Compiles rewritten kernel text to a shared object and returns its path; from the cache if it is there.
+
+    texts
+        Kernel text by file name, for messages. Raises :class:`LabError` with the compiler's message.
+    """
+    compiler = find_compiler()
+    widths = _NO_VECTORS if compiler.gcc else ["-fno-vectorize", "-fno-slp-vectorize"]
+    flags = [*_KERNEL_FLAGS, *_cpu_flags(), *widths]
+    folder = cache_folder()
+    target = folder / f"kernel-{_key(flags, text)}.so"
+    if target.exists():
+        return target
+    runtime = _build_runtime()
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        source, built = Path(scratch) / "kernel.cpp", Path(scratch) / "kernel.so"
+        source.write_text(text)
+        object_file = Path(scratch) / "kernel.o"
+        command = [*compiler.command, *flags, f"-I{lab_files() / 'include'}", "-c", str(source), "-o", str(object_file)]
+        done = _run(command)
+        if done.returncode:
+            raise LabError(describe_errors(done.stderr, texts))
+        link = ["-shared", "-Wl,-Bsymbolic", str(object_file), str(runtime), "-lm", "-ldl", "-o", str(built)]
+        done = _run([*compiler.command, *link])
+        if done.returncode:
+            raise LabError(f"the compiled kernel cannot be linked:\n{done.stderr}")
+        os.replace(built, target)
+    return target
+
+
+def describe_errors(stderr: str, texts: dict[str, str]) -> str:
+    """The compiler's errors, each followed by its line of the kernel's text; at most ten."""
+    out: list[str] = []
+    for line in stderr.splitlines():
+        match = re.match(r"(.*?):(\d+):(?:(\d+):)? (?:fatal )?error: (.*)", line)
+        if not match:
+            continue
+        file, number = match.group(1), int(match.group(2))
+        out.append(f"{file}:{number}: error: {match.group(4)}")
+        lines = texts.get(file, "").splitlines()
+        if 0 < number <= len(lines):
+            out.append(f"    {number} | {lines[number - 1]}")
+        if len(out) >= 20:
+            break
+    return "the kernel does not compile:\n" + ("\n".join(out) if out else stderr)

@@ -1,0 +1,123 @@
+"""What a launch found out: faults and counts, as frozen dataclasses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .errors import LabError
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing a kernel did wrong, at one place of its text.
+
+    kind
+        ``out-of-bounds-read``, ``out-of-bounds-write``, ``write-to-input``, ``uninitialised-read``,
+        ``unwritten-output``, ``race``, ``barrier-divergence``, ``simd-divergence``, ``inactive-lane``,
+        ``misaligned``, ``signed-overflow``, ``division-by-zero``, ``array-bounds``, ``threadgroup-memory``,
+        ``threads``, ``crash`` or ``timeout``.
+    buffer
+        Name of the buffer or threadgroup variable, ``""`` if none is meant.
+    message
+        One sentence with offsets, lanes and places.
+    lane
+        ``thread_position_in_grid`` of the first lane that did it, None if no lane is meant.
+    file, line
+        Where in the kernel's text, ``""`` and 0 if unknown.
+    source
+        That line.
+    count
+        How often it happened there.
+    """
+
+    kind: str
+    buffer: str
+    message: str
+    lane: tuple[int, int, int] | None = None
+    file: str = ""
+    line: int = 0
+    source: str = ""
+    count: int = 1
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}: " if self.line else ""
+        times = f" ({self.count} times)" if self.count > 1 else ""
+        shown = f"\n    {self.line} | {self.source.strip()}" if self.source.strip() else ""
+        return f"{where}{self.kind}: {self.message}{times}{shown}"
+
+
+@dataclass(frozen=True)
+class BufferCounts:
+    """Traffic of one buffer in a launch.
+
+    bytes_read, bytes_written
+        Requested by all lanes together.
+    unique_read, unique_written
+        Bytes of the buffer that were read or written at least once.
+    read_transactions, write_transactions
+        Distinct 128-byte lines per access of the 32 lanes of a SIMD group, summed.
+    nbytes
+        Size of the buffer.
+    """
+
+    name: str
+    nbytes: int
+    bytes_read: int
+    bytes_written: int
+    unique_read: int
+    unique_written: int
+    read_transactions: int
+    write_transactions: int
+
+
+@dataclass(frozen=True)
+class ThreadgroupCounts:
+    """One threadgroup variable: its size, and the bytes that all groups together read and wrote there."""
+
+    name: str
+    nbytes: int
+    bytes_read: int
+    bytes_written: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """Faults and counts of one launch.
+
+    threadgroup_bytes
+        Threadgroup memory of one group: variables that were reached and `[[threadgroup(i)]]` arguments.
+    threads
+        Lanes that ran.
+    seconds
+        Wall time of the run with all checks, without compiling.
+    """
+
+    kernel: str
+    faults: tuple[Fault, ...]
+    buffers: dict[str, BufferCounts]
+    threadgroup: tuple[ThreadgroupCounts, ...]
+    threadgroup_bytes: int
+    threads: int
+    seconds: float
+
+    def kinds(self) -> set[str]:
+        """The kinds of faults found."""
+        return {f.kind for f in self.faults}
+
+
+@dataclass(frozen=True)
+class Result:
+    """Outputs of a launch, as numpy arrays in the order of the output names, and its report."""
+
+    outputs: list[np.ndarray[Any, Any]]
+    report: Report
+
+    def check(self) -> Result:
+        """Itself, if no fault was found. Raises :class:`LabError` that lists the faults."""
+        if self.report.faults:
+            listed = "\n".join(f"- {fault}" for fault in self.report.faults)
+            raise LabError(f"{self.report.kernel}: {len(self.report.faults)} faults\n{listed}")
+        return self

@@ -1,0 +1,351 @@
+"""Turns preprocessed Metal text into C++ text that the host compiler accepts.
+
+The text stays as it is but for what C++ has no words for: attributes are taken out and remembered, `threadgroup`
+variables become references to storage shared by the group, swizzles become calls, function constants become
+variables that the host sets. Lines keep their numbers, so that messages point into the kernel's text.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from .errors import LabError
+
+_TOKEN = re.compile(
+    r"""(?P<marker>^[ \t]*\#[^\n]*)
+      | (?P<space>\s+)
+      | (?P<string>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')
+      | (?P<number>\.?\d(?:[eEpP][+-]|[\w.])*)
+      | (?P<name>[A-Za-z_]\w*)
+      | (?P<punct>\[\[|->|::|<<=|>>=|[-+*/%&|^=!<>]=|\#\#|.)""",
+    re.X | re.M | re.S,
+)
+_SWIZZLE = re.compile(r"(?:[xyzw]{2,4}|[rgba]{2,4})\Z")
+_ASSIGN = {"=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^="}
+_PLACES = {c: i % 4 for i, c in enumerate("xyzwrgba")}
+
+
+@dataclass
+class Param:
+    """A kernel's parameter: its name, its attributes, each as (name, argument), and whether it is `constant`."""
+
+    name: str
+    attributes: list[tuple[str, str]]
+    constant: bool
+
+
+@dataclass
+class KernelText:
+    """A kernel found in the text. `template` is true if it needs template arguments."""
+
+    name: str
+    params: list[Param]
+    template: bool
+
+
+@dataclass
+class Rewritten:
+    """The text for the compiler and what was found in it."""
+
+    text: str
+    kernels: dict[str, KernelText] = field(default_factory=dict)
+    host_names: dict[str, str] = field(default_factory=dict)  # host name -> "function<arguments>"
+    constants: dict[str, int] = field(default_factory=dict)  # variable -> function constant index
+
+
+class _Tokens:
+    """Tokens of the text; those taken out stay as empty strings or as the line breaks they held."""
+
+    def __init__(self, text: str) -> None:
+        self.kind: list[str] = []
+        self.text: list[str] = []
+        for match in _TOKEN.finditer(text):
+            self.kind.append(str(match.lastgroup))
+            self.text.append(match.group())
+
+    def next(self, i: int) -> int:
+        """The first token at or after i that is neither space nor marker; the number of tokens at the end."""
+        while i < len(self.kind) and (self.kind[i] in ("space", "marker") or not self.text[i]):
+            i += 1
+        return i
+
+    def previous(self, i: int) -> int:
+        """The last such token at or before i, or -1."""
+        while i >= 0 and (self.kind[i] in ("space", "marker") or not self.text[i]):
+            i -= 1
+        return i
+
+    def closing(self, i: int) -> int:
+        """The token that closes the bracket at i (for `[[` the second `]`)."""
+        pairs = {"(": ")", "[": "]", "{": "}"}
+        if self.text[i] == "[[":
+            depth, j = 2, i
+            while depth:
+                j += 1
+                if j >= len(self.text):
+                    raise LabError("an attribute [[ is never closed")
+                depth += {"[": 1, "[[": 2, "]": -1}.get(self.text[j], 0)
+            return j
+        opening, close, depth = self.text[i], pairs[self.text[i]], 0
+        for j in range(i, len(self.text)):
+            if self.kind[j] != "punct":
+                continue
+            if self.text[j] == opening or (opening == "[" and self.text[j] == "[["):
+                depth += len(self.text[j])
+            elif self.text[j] == close:
+                depth -= 1
+                if depth == 0:
+                    return j
+        raise LabError(f"a bracket {opening!r} is never closed")
+
+    def after_angles(self, i: int) -> int:
+        """The token after the `>` that closes the `<` at i."""
+        depth = 0
+        while i < len(self.text):
+            t = self.text[i]
+            if t in "([{" and t:
+                i = self.closing(i)
+            elif t == "<":
+                depth += 1
+            elif t in (">", ">=", ">>="):
+                depth -= 1
+                if depth == 0:
+                    return i + 1
+            elif t in (";", "{"):
+                break
+            i += 1
+        raise LabError("template arguments are never closed")
+
+    def blank(self, first: int, last: int) -> None:
+        """Takes tokens out, but for line breaks and markers."""
+        for j in range(first, last + 1):
+            if self.kind[j] != "marker":
+                self.text[j] = "\n" * self.text[j].count("\n")
+
+    def join(self, first: int, last: int) -> str:
+        return "".join(self.text[first : last + 1])
+
+
+def rewrite(text: str) -> Rewritten:
+    """Rewrites preprocessed Metal text. Raises LabError for brackets that are never closed."""
+    tokens = _Tokens(text)
+    out = Rewritten("")
+    _take_host_names(tokens, out)
+    _take_kernels(tokens, out)
+    _take_function_constants(tokens, out)
+    _share_threadgroup_variables(tokens)
+    _rewrite_swizzles(tokens)
+    out.text = "".join(tokens.text)
+    return out
+
+
+def _attributes(text: str) -> list[tuple[str, str]]:
+    """`buffer(0), function_constant(x)` as pairs."""
+    found = []
+    for part in re.findall(r"[A-Za-z_][\w:]*(?:\s*\([^()]*\))?", text):
+        name, _, argument = part.partition("(")
+        found.append((name.strip().removeprefix("metal::"), argument.rstrip(") ").strip()))
+    return found
+
+
+def _take_host_names(t: _Tokens, out: Rewritten) -> None:
+    """`template [[host_name("n")]] [[kernel]] ... f<args>...;` is remembered and taken out."""
+    for i, text in enumerate(t.text):
+        if text != "template" or t.kind[i] != "name":
+            continue
+        j = t.next(i + 1)
+        host = ""
+        while j < len(t.text) and t.text[j] == "[[":
+            close = t.closing(j)
+            if match := re.search(r'host_name\s*\(\s*((?:"[^"]*"\s*)+)\)', t.join(j, close)):
+                host = "".join(re.findall(r'"([^"]*)"', match.group(1)))
+            j = t.next(close + 1)
+        if not host:
+            continue
+        end = j
+        function = ""
+        while end < len(t.text) and t.text[end] != ";":
+            if t.text[end] == "decltype":
+                end = t.closing(t.next(end + 1))
+            elif t.kind[end] == "name" and not function and t.text[t.next(end + 1)] == "<":
+                close = t.after_angles(t.next(end + 1))
+                function = t.join(end, close - 1)
+                end = close - 1
+            elif t.text[end] == "(":
+                end = t.closing(end)
+            end += 1
+        out.host_names[host] = " ".join(function.split())
+        t.blank(i, end)
+
+
+def _take_kernels(t: _Tokens, out: Rewritten) -> None:
+    """Finds `[[kernel]] void f(...)` and `kernel void f(...)`, takes the attributes of the parameters out."""
+    i = 0
+    while i < len(t.text):
+        attribute = t.text[i] == "[["
+        word = t.kind[i] == "name" and t.text[i] == "kernel"
+        if attribute:
+            close = t.closing(i)
+            inner = t.join(i + 1, close - 2)
+            names = [name for name, _ in _attributes(inner)]
+            if "function_constant" not in names:
+                before = t.previous(i - 1)
+                is_template = before >= 0 and t.text[before] == ">"
+                t.blank(i, close)
+                if "kernel" in names or "host_name" in names:
+                    _take_signature(t, close + 1, out, is_template)
+            i = close + 1
+            continue
+        if word:
+            before = t.previous(i - 1)
+            t.blank(i, i)
+            _take_signature(t, i + 1, out, before >= 0 and t.text[before] == ">")
+        i += 1
+
+
+def _take_signature(t: _Tokens, i: int, out: Rewritten, is_template: bool) -> None:
+    i = t.next(i)
+    name = ""
+    while i < len(t.text) and t.text[i] != "(":
+        if t.text[i] in (";", "{"):
+            return
+        if t.text[i] == "[[":
+            close = t.closing(i)
+            t.blank(i, close)
+            i = close
+        elif t.kind[i] == "name":
+            name = t.text[i]
+        i = t.next(i + 1)
+    if i >= len(t.text) or name in out.kernels:
+        return
+    close = t.closing(i)
+    params: list[Param] = []
+    start, j, last_name, attributes = i + 1, i + 1, "", list[tuple[str, str]]()
+    while j <= close:
+        text = t.text[j]
+        if text == "[[":
+            end = t.closing(j)
+            attributes += _attributes(t.join(j + 1, end - 2))
+            t.blank(j, end)
+            j = end
+        elif text == "<":
+            j = t.after_angles(j) - 1
+        elif text == "(":
+            j = t.closing(j)
+        elif text == "," or j == close:
+            if t.next(start) < j:
+                params.append(Param(last_name, attributes, "constant" in t.text[start:j]))
+            start, last_name, attributes = j + 1, "", []
+        elif t.kind[j] == "name" and not attributes:
+            last_name = text
+        j += 1
+    out.kernels[name] = KernelText(name, params, is_template)
+
+
+def _take_function_constants(t: _Tokens, out: Rewritten) -> None:
+    """`constant bool x [[function_constant(3)]];` becomes a variable that the host sets."""
+    for i, text in enumerate(t.text):
+        if text != "[[":
+            continue
+        close = t.closing(i)
+        for name, argument in _attributes(t.join(i + 1, close - 2)):
+            if name != "function_constant":
+                continue
+            variable = t.text[t.previous(i - 1)]
+            try:
+                index = int(argument, 0)
+            except ValueError:
+                index = -1
+            out.constants[variable] = index
+            first = i
+            while first > 0 and t.text[first] not in (";", "{", "}") and t.kind[first] != "marker":
+                if t.text[first] in ("constant", "const"):
+                    t.text[first] = "static" if t.text[first] == "constant" else ""
+                first -= 1
+        t.blank(i, close)
+
+
+def _share_threadgroup_variables(t: _Tokens) -> None:
+    """`threadgroup T a[4], b;` becomes references to storage of the group; pointers stay as they are."""
+    i = 0
+    while i < len(t.text):
+        if t.text[i] == "threadgroup" and t.kind[i] == "name":
+            before = t.previous(i - 1)
+            if before < 0 or t.text[before] in (";", "{", "}", ":"):
+                i = _share(t, i)
+        i += 1
+
+
+def _share(t: _Tokens, i: int) -> int:
+    end = i
+    first_name = -1
+    pending = -1  # the last name, once we know that the type is complete
+    j = t.next(i + 1)
+    while j < len(t.text) and t.text[j] != ";":
+        text = t.text[j]
+        if text in ("*", "&", "(", "{", "="):
+            return i  # a pointer, a reference, a function: an ordinary declaration
+        if text == "<":
+            j = t.after_angles(j) - 1
+        elif text in ("[", "[[", ","):
+            first_name = pending
+            break
+        elif text == "alignas":
+            j = t.closing(t.next(j + 1))
+        elif t.kind[j] == "name":
+            pending = j
+        j = t.next(j + 1)
+    else:
+        first_name = pending
+    if first_name < 0:
+        return i
+    base = re.sub(r"\balignas\s*\([^()]*\)", "", t.join(i + 1, first_name - 1)).strip()
+    parts: list[str] = []
+    j = first_name
+    name, bounds = t.text[first_name], ""
+    while True:
+        j = t.next(j + 1)
+        if j >= len(t.text):
+            return i
+        text = t.text[j]
+        if text == "[" or text == "[[":
+            close = t.closing(j)
+            bounds += " ".join(t.join(j, close).split())
+            j = close
+        elif text in (",", ";"):
+            parts.append(
+                f"using lab_type_{name} = {base} {bounds}; lab_type_{name}& {name} = "
+                f'*static_cast<lab_type_{name}*>(lab_threadgroup_variable("{name}", __LINE__, '
+                f"sizeof(lab_type_{name}), alignof(lab_type_{name})));"
+            )
+            if text == ";":
+                end = j
+                break
+            j = t.next(j + 1)
+            name, bounds = t.text[j], ""
+        else:
+            return i
+    t.blank(i, end)
+    t.text[i] = " ".join(parts) + t.text[i]
+    t.kind[i] = "done"
+    return end
+
+
+def _rewrite_swizzles(t: _Tokens) -> None:
+    """`v.xyz` becomes a call; names that the text itself declares (a member called `ab`) are left alone."""
+    own = set()
+    for i, text in enumerate(t.text):
+        if t.kind[i] == "name" and _SWIZZLE.match(text):
+            before = t.previous(i - 1)
+            if before < 0 or t.text[before] not in (".", "->"):
+                own.add(text)
+    for i, text in enumerate(t.text):
+        if t.kind[i] != "name" or not _SWIZZLE.match(text) or text in own:
+            continue
+        before, after = t.previous(i - 1), t.next(i + 1)
+        if t.text[before] not in (".", "->"):
+            continue
+        assigned = after < len(t.text) and t.text[after] in _ASSIGN
+        places = ", ".join(str(_PLACES[c]) for c in text)
+        t.text[i] = f"template lab_swizzle{'_assign' if assigned else ''}<{places}>()"

@@ -1,0 +1,164 @@
+#include "access.h"
+
+namespace lab {
+namespace {
+
+// How the access in `old` relates to one by the running lane now.
+bool ordered(const Cell& old, int memory, unsigned lane) {
+    if (old.group != L->group) return false;
+    bool many = old.flags & (CELL_MANY_SIMD | CELL_MANY_GROUP | CELL_MANY_GRID);
+    if (old.flags & CELL_MANY_GRID) return false;
+    if (old.group_epoch < L->group_epoch[memory]) return true;
+    if (old.lane == lane && !many) return true;
+    if (old.flags & CELL_MANY_GROUP) return false;
+    return old.lane / SIMD == lane / SIMD && old.simd_epoch < L->simds[lane / SIMD].epoch[memory];
+}
+
+void race(const Cell& old, Access a, bool other_write, uintptr_t pc, int space, int buffer, uint64_t offset,
+          unsigned bytes) {
+    uint64_t other_pc = old.pc;
+    if (lab_fault* f = report(FAULT_RACE, pc, other_pc, space, buffer, static_cast<int64_t>(offset))) {
+        f->size = bytes;
+        f->write = writes(a);
+        f->other_write = other_write;
+        const uint32_t* d = L->dispatch;
+        uint32_t w = d[0], h = d[1];
+        if (old.group == L->group) {
+            w = L->dims[0];
+            h = L->dims[1];
+        }
+        const auto& g = L->groups[old.group - 1];
+        f->other[0] = g[0] * d[0] + old.lane % w;
+        f->other[1] = g[1] * d[1] + old.lane / w % h;
+        f->other[2] = g[2] * d[2] + old.lane / w / h;
+    }
+}
+
+// Compares with the last accesses to each byte and takes this one down. `memory`: 0 device, 1 threadgroup.
+void order(Cell* readers, Cell* writers, unsigned bytes, Access a, uintptr_t pc, int memory, int space, int buffer,
+           uint64_t offset) {
+    Lane& lane = *L->current;
+    unsigned me = lane.where.thread_index_in_threadgroup;
+    bool found = false;
+    Cell mine{L->group, L->group_epoch[memory], L->simds[me / SIMD].epoch[memory],
+              static_cast<uint32_t>(relative(pc)), static_cast<uint16_t>(me),
+              static_cast<uint16_t>(CELL_VALID | (atomic(a) ? CELL_ATOMIC : 0))};
+    // Threadgroup memory belongs to one group: what an earlier group left is gone.
+    auto valid = [&](const Cell& c) { return (c.flags & CELL_VALID) && (memory == 0 || c.group == L->group); };
+    for (unsigned i = 0; i < bytes; i++) {
+        Cell &r = readers[i], &w = writers[i];
+        if (!found && valid(w) && !((w.flags & CELL_ATOMIC) && atomic(a)) && !ordered(w, memory, me)) {
+            race(w, a, true, pc, space, buffer, offset + i, bytes);
+            found = true;
+        }
+        if (writes(a)) {
+            if (!found && valid(r) && !((r.flags & CELL_ATOMIC) && atomic(a)) && !ordered(r, memory, me)) {
+                race(r, a, false, pc, space, buffer, offset + i, bytes);
+                found = true;
+            }
+            w = mine;
+        }
+        if (reads(a)) {
+            Cell next = mine;
+            // One record stands for all reads since the last barrier.
+            if (valid(r) && !ordered(r, memory, me)) {
+                if (r.group != L->group) {
+                    next.flags |= CELL_MANY_GRID;
+                } else {
+                    next.flags |= r.flags & (CELL_MANY_SIMD | CELL_MANY_GROUP | CELL_MANY_GRID);
+                    next.flags |= r.lane / SIMD == me / SIMD ? CELL_MANY_SIMD : CELL_MANY_GROUP;
+                }
+                if (!(r.flags & CELL_ATOMIC)) next.flags &= static_cast<uint16_t>(~CELL_ATOMIC);
+            }
+            r = next;
+        }
+    }
+}
+
+}  // namespace
+
+void outside(uintptr_t address, uint64_t bytes, Access a, uintptr_t pc, Slot* slot) {
+    auto kind = writes(a) ? FAULT_OUT_OF_BOUNDS_WRITE : FAULT_OUT_OF_BOUNDS_READ;
+    int space = 2, buffer = -1;
+    auto offset = static_cast<int64_t>(address);
+    if (slot && slot != L->arena.slots) {
+        space = 0;
+        buffer = static_cast<int>(slot - L->arena.slots) - 1;
+        offset = static_cast<int64_t>(address) - static_cast<int64_t>(slot->lo);
+    }
+    if (lab_fault* f = report(kind, pc, 0, space, buffer, offset)) {
+        f->size = static_cast<uint32_t>(bytes);
+        f->write = writes(a);
+    }
+    bool mapped = slot && address >= slot->map_lo && address + bytes <= slot->map_hi;
+    if (!mapped) abort_launch();
+}
+
+void inside(Slot& slot, uint64_t offset, unsigned bytes, Access a, uintptr_t pc) {
+    int buffer = static_cast<int>(&slot - L->arena.slots) - 1;
+    lab_buffer& info = *slot.info;
+    uint64_t first = offset >> 7, last = (offset + bytes - 1) >> 7;
+    uint64_t occurrence = L->transactions.occurrence(pc);
+    auto id = static_cast<unsigned>(buffer);
+    unsigned lines = L->transactions.touch(occurrence, first, id);
+    if (last != first) lines += L->transactions.touch(occurrence, last, id);
+    if (reads(a)) {
+        info.read_bytes += bytes;
+        info.read_transactions += lines;
+        slot.read.set(offset, bytes);
+        if (!slot.initialised && !slot.written.all(offset, bytes)) {
+            if (lab_fault* f = report(FAULT_UNINITIALISED_READ, pc, 0, 0, buffer, static_cast<int64_t>(offset)))
+                f->size = bytes;
+        }
+    }
+    if (writes(a)) {
+        info.written_bytes += bytes;
+        info.write_transactions += lines;
+        if (slot.read_only) {
+            if (lab_fault* f = report(FAULT_WRITE_TO_INPUT, pc, 0, 0, buffer, static_cast<int64_t>(offset)))
+                f->size = bytes;
+            return;
+        }
+        slot.written.set(offset, bytes);
+    }
+    if (!slot.read_only) {
+        order(slot.readers + offset, slot.writers + offset, bytes, a, pc, 0, 0, buffer, offset);
+    }
+}
+
+void inside_threadgroup(uintptr_t address, unsigned bytes, Access a, uintptr_t pc) {
+    Slot& slot = L->arena.slots[0];
+    uint64_t offset = address - slot.lo;
+    for (size_t i = 0; i < L->arrays.size(); i++) {
+        ThreadgroupArray& array = L->arrays[i];
+        if (address < slot.lo || offset < array.offset || offset + bytes > array.offset + array.nbytes) continue;
+        int buffer = static_cast<int>(i);
+        auto local = static_cast<int64_t>(offset - array.offset);
+        if (reads(a)) {
+            array.read_bytes += bytes;
+            if (!slot.written.all(offset, bytes)) {
+                if (lab_fault* f = report(FAULT_UNINITIALISED_READ, pc, 0, 1, buffer, local)) f->size = bytes;
+            }
+        }
+        if (writes(a)) {
+            array.written_bytes += bytes;
+            slot.written.set(offset, bytes);
+        }
+        return order(slot.readers + offset, slot.writers + offset, bytes, a, pc, 1, 1, buffer,
+                     static_cast<uint64_t>(local));
+    }
+    // Between the arrays: named after the nearest one that starts below.
+    int nearest = L->arrays.empty() ? -1 : 0;
+    for (size_t i = 0; i < L->arrays.size(); i++)
+        if (L->arrays[i].offset <= offset) nearest = static_cast<int>(i);
+    int64_t local = static_cast<int64_t>(address - slot.lo);
+    if (nearest >= 0) local -= static_cast<int64_t>(L->arrays[static_cast<size_t>(nearest)].offset);
+    auto kind = writes(a) ? FAULT_OUT_OF_BOUNDS_WRITE : FAULT_OUT_OF_BOUNDS_READ;
+    if (lab_fault* f = report(kind, pc, 0, nearest >= 0 ? 1 : 2, nearest, local)) {
+        f->size = bytes;
+        f->write = writes(a);
+    }
+    if (address < slot.map_lo || address + bytes > slot.map_hi) abort_launch();
+}
+
+}  // namespace lab

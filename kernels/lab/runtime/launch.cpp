@@ -1,0 +1,259 @@
+// From the launch that Python describes to its results: memory, groups, faults, signals.
+#include <dlfcn.h>
+#include <link.h>
+#include <signal.h>
+
+#include <array>
+#include <cstdio>
+
+#include "access.h"
+
+namespace lab {
+
+Launch* L = nullptr;
+void run_group(const uint32_t group[3]);
+
+uint64_t relative(uintptr_t pc) { return pc >= L->module_lo && pc < L->module_hi ? pc - L->module_lo : 0; }
+
+// A new fault, or the earlier one of the same kind at the same place, or nullptr when there are too many.
+lab_fault* report(lab_fault_kind kind, uintptr_t pc, uint64_t other_pc, int space, int buffer, int64_t offset) {
+    lab_launch& abi = *L->abi;
+    uint64_t at = relative(pc);
+    for (int i = 0; i < abi.fault_count; i++) {
+        lab_fault& f = abi.faults[i];
+        if (f.kind == kind && f.pc == at && f.other_pc == other_pc && f.space == space && f.buffer == buffer) {
+            f.count++;
+            return nullptr;
+        }
+    }
+    if (abi.fault_count >= abi.fault_capacity) return nullptr;
+    lab_fault& f = abi.faults[abi.fault_count++];
+    f = {};
+    f.kind = kind;
+    f.pc = at;
+    f.other_pc = other_pc;
+    f.space = space;
+    f.buffer = buffer;
+    f.offset = offset;
+    f.count = 1;
+    if (Lane* l = L->current) {
+        std::memcpy(f.thread, l->where.thread_position_in_grid, sizeof(f.thread));
+        unsigned depth = l->depth < MAX_CALLS ? l->depth : MAX_CALLS;
+        for (unsigned i = 0; i < 8 && i < depth; i++) f.stack[i] = relative(l->calls[depth - 1 - i]);
+    }
+    return &f;
+}
+
+void abort_launch() {
+    Lane* me = L->current;
+    L->aborted = true;
+    switch_to(me->context, L->scheduler);
+    __builtin_unreachable();
+}
+
+void check_time() {
+    if (L->aborted || now() < L->deadline) return;
+    report(FAULT_TIMEOUT, 0, 0, 2, -1, 0);
+    L->aborted = true;
+    if (L->current) abort_launch();
+}
+
+namespace {
+
+struct sigaction old_actions[NSIG];
+constexpr int CAUGHT[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
+
+// The last resort: an access that the checks did not see. Other threads keep what was installed before.
+void on_crash(int number, siginfo_t* info, void*) {
+    if (!L || !L->current) {
+        sigaction(number, &old_actions[number], nullptr);
+        return;
+    }
+    if (lab_fault* f = report(FAULT_CRASH, 0, 0, 2, -1, 0)) {
+        f->value = static_cast<uint64_t>(number);
+        f->offset = static_cast<int64_t>(reinterpret_cast<uintptr_t>(info->si_addr));
+    }
+    L->aborted = true;
+    siglongjmp(L->crash, 1);
+}
+
+class Signals {
+public:
+    Signals() : stack_(64 << 10) {
+        stack_t s{};
+        s.ss_sp = stack_.data();
+        s.ss_size = stack_.size();
+        sigaltstack(&s, &old_stack_);
+        struct sigaction a {};
+        a.sa_sigaction = on_crash;
+        a.sa_flags = SA_SIGINFO | SA_ONSTACK;
+        for (int n : CAUGHT) sigaction(n, &a, &old_actions[n]);
+    }
+    ~Signals() {
+        for (int n : CAUGHT) sigaction(n, &old_actions[n], nullptr);
+        sigaltstack(&old_stack_, nullptr);
+    }
+
+private:
+    std::vector<char> stack_;
+    stack_t old_stack_{};
+};
+
+int find_module(dl_phdr_info* info, size_t, void*) {
+    auto here = reinterpret_cast<uintptr_t>(&find_module);
+    uintptr_t lo = ~uintptr_t{0}, hi = 0;
+    for (int i = 0; i < info->dlpi_phnum; i++) {
+        if (info->dlpi_phdr[i].p_type != PT_LOAD) continue;
+        uintptr_t a = info->dlpi_addr + info->dlpi_phdr[i].p_vaddr;
+        if (a < lo) lo = a;
+        if (a + info->dlpi_phdr[i].p_memsz > hi) hi = a + info->dlpi_phdr[i].p_memsz;
+    }
+    if (here < lo || here >= hi) return 0;
+    L->module_lo = info->dlpi_addr;
+    L->module_hi = hi;
+    return 1;
+}
+
+constexpr uint64_t THREADGROUP_ARENA = 4 << 20;
+
+bool set_up_slot(unsigned i, uint64_t nbytes, bool tracked) {
+    Slot& s = L->arena.slots[i];
+    if (!L->arena.map(i, nbytes)) return false;
+    s.written.words = static_cast<uint8_t*>(L->pages.take(nbytes / 8 + 16));
+    s.read.words = static_cast<uint8_t*>(L->pages.take(nbytes / 8 + 16));
+    if (!s.written.words || !s.read.words) return false;
+    if (!tracked) return true;
+    s.readers = static_cast<Cell*>(L->pages.take((nbytes + 16) * sizeof(Cell)));
+    s.writers = static_cast<Cell*>(L->pages.take((nbytes + 16) * sizeof(Cell)));
+    return s.readers && s.writers;
+}
+
+bool set_up(lab_launch& abi) {
+    if (!L->arena.reserve()) return false;
+    if (!set_up_slot(0, THREADGROUP_ARENA, true)) return false;
+    for (int i = 0; i < abi.buffer_count; i++) {
+        lab_buffer& b = abi.buffers[i];
+        auto id = static_cast<unsigned>(i) + 1;
+        if (!set_up_slot(id, b.nbytes, !b.read_only)) return false;
+        Slot& s = L->arena.slots[id];
+        s.info = &b;
+        s.read_only = b.read_only;
+        s.initialised = b.initialised;
+        if (b.data && b.initialised) std::memcpy(reinterpret_cast<void*>(s.lo), b.data, b.nbytes);
+        // What the kernel never wrote shows as NaN or -1, unless the buffer is too large to touch.
+        if (b.data && !b.initialised) std::memset(reinterpret_cast<void*>(s.lo), 0xff, b.nbytes);
+    }
+    for (int i = 0; i < abi.threadgroup_count; i++)
+        if (abi.threadgroup_bytes[i])
+            lab_threadgroup_variable(("[[threadgroup(" + std::to_string(i) + ")]]").c_str(), 0,
+                                     abi.threadgroup_bytes[i], 16);
+    unsigned lanes = 1;
+    for (int i = 0; i < 3; i++) {
+        L->dispatch[i] = abi.threadgroup[i] < abi.grid[i] ? abi.threadgroup[i] : abi.grid[i];
+        L->groups_per_grid[i] = (abi.grid[i] + L->dispatch[i] - 1) / L->dispatch[i];
+        lanes *= L->dispatch[i];
+    }
+    if (lanes > MAX_LANES) return false;
+    L->stacks_bytes = lanes * STACK_BYTES;
+    L->stacks = static_cast<char*>(L->pages.take(L->stacks_bytes));
+    if (!L->stacks) return false;
+    for (unsigned i = 0; i < lanes; i++) mprotect(L->stacks + i * STACK_BYTES, 4096, PROT_NONE);
+    L->lanes.reserve(lanes);
+    return true;
+}
+
+void finish(lab_launch& abi) {
+    for (int i = 0; i < abi.buffer_count; i++) {
+        lab_buffer& b = abi.buffers[i];
+        Slot& s = L->arena.slots[i + 1];
+        b.unique_read = s.read.count(b.nbytes);
+        b.unique_written = s.written.count(b.nbytes);
+        b.first_unwritten = s.written.first_clear(b.nbytes);
+        if (b.data && !b.read_only) std::memcpy(b.data, reinterpret_cast<void*>(s.lo), b.nbytes);
+    }
+    abi.array_count = 0;
+    for (ThreadgroupArray& a : L->arrays) {
+        if (abi.array_count == 32) break;
+        lab_threadgroup_array& out = abi.arrays[abi.array_count++];
+        std::snprintf(out.name, sizeof(out.name), "%s", a.name.c_str());
+        out.nbytes = a.nbytes;
+        out.read_bytes = a.read_bytes;
+        out.written_bytes = a.written_bytes;
+    }
+    abi.aborted = L->aborted;
+}
+
+void run_groups(lab_launch& abi) {
+    if (abi.groups) {
+        for (int64_t i = 0; i < abi.group_count && !L->aborted; i++) {
+            L->groups.push_back({abi.groups[3 * i], abi.groups[3 * i + 1], abi.groups[3 * i + 2]});
+            run_group(L->groups.back().data());
+        }
+        return;
+    }
+    const uint32_t* n = L->groups_per_grid;
+    for (uint32_t z = 0; z < n[2]; z++)
+        for (uint32_t y = 0; y < n[1]; y++)
+            for (uint32_t x = 0; x < n[0]; x++) {
+                if (L->aborted) return;
+                L->groups.push_back({x, y, z});
+                run_group(L->groups.back().data());
+            }
+}
+
+}  // namespace
+}  // namespace lab
+
+using lab::L;
+
+extern "C" {
+
+// 0, or 1 if memory for the launch could not be had.
+int lab_run(lab_launch* abi) {
+    auto launch = std::make_unique<lab::Launch>();
+    L = launch.get();
+    L->abi = abi;
+    L->deadline = lab::now() + abi->timeout_s;
+    dl_iterate_phdr(lab::find_module, nullptr);
+    if (!lab::set_up(*abi)) {
+        L = nullptr;
+        return 1;
+    }
+    {
+        lab::Signals signals;
+        if (sigsetjmp(L->crash, 1) == 0) lab::run_groups(*abi);
+        L->current = nullptr;
+    }
+    lab::finish(*abi);
+    L = nullptr;
+    return 0;
+}
+
+void* lab_bound_buffer(int index) {
+    for (int i = 0; i < L->abi->buffer_count; i++)
+        if (L->abi->buffers[i].index == index) return reinterpret_cast<void*>(L->arena.slots[i + 1].lo);
+    return nullptr;
+}
+
+void* lab_bound_threadgroup(int index) {
+    std::string name = "[[threadgroup(" + std::to_string(index) + ")]]";
+    for (auto& a : L->arrays)
+        if (a.name == name) return reinterpret_cast<void*>(L->arena.slots[0].lo + a.offset);
+    return nullptr;
+}
+
+void* lab_threadgroup_variable(const char* name, unsigned line, unsigned long bytes, unsigned align) {
+    auto& arrays = L->arrays;
+    for (auto& a : arrays)
+        if (a.line == line && a.name == name && a.nbytes == bytes)
+            return reinterpret_cast<void*>(L->arena.slots[0].lo + a.offset);
+    uint64_t offset = 4096;
+    if (!arrays.empty()) offset = arrays.back().offset + arrays.back().nbytes + 1024;
+    offset = (offset + 255) & ~uint64_t{255};
+    (void)align;
+    if (offset + bytes > lab::THREADGROUP_ARENA) lab::abort_launch();
+    std::memset(reinterpret_cast<void*>(L->arena.slots[0].lo + offset), 0xff, bytes);
+    arrays.push_back({name, line, offset, bytes, 0, 0});
+    return reinterpret_cast<void*>(L->arena.slots[0].lo + offset);
+}
+}

@@ -1,0 +1,101 @@
+// Everything that one launch knows. There is one launch at a time in a process.
+#pragma once
+
+#include <csetjmp>
+#include <ctime>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../include/lab/abi.h"
+#include "fiber.h"
+#include "launch_abi.h"
+#include "memory.h"
+#include "transactions.h"
+
+namespace lab {
+
+enum class State : uint8_t { ready, simd, simd_barrier, group_barrier, done };
+
+constexpr unsigned SIMD = 32;
+constexpr unsigned MAX_LANES = 4096;  // far above what Metal allows, so that a launch that is too large still runs
+constexpr size_t STACK_BYTES = 256 << 10;
+constexpr unsigned MAX_CALLS = 64;
+
+struct Lane {
+    Context context;
+    State state = State::done;
+    int op = 0;            // of the SIMD operation it waits in
+    int flags = 0;         // of the barrier it waits in
+    unsigned bytes = 0;    // of what it shows the others
+    uintptr_t pc = 0;      // where it waits
+    char* stack = nullptr;
+    lab_board* board = nullptr;
+    lab_position where{};
+    unsigned depth = 0;  // of the calls below
+    uintptr_t calls[MAX_CALLS];
+    alignas(16) unsigned char shown[64];
+
+    uint64_t chain() const {
+        uint64_t h = depth;
+        for (unsigned i = 0; i < depth && i < MAX_CALLS; i++) h = h * 0x100000001b3u ^ calls[i];
+        return h;
+    }
+};
+
+struct SimdGroup {
+    unsigned first = 0, count = 0;  // lanes
+    unsigned turn = 0;
+    uint32_t epoch[2] = {0, 0};  // barriers that ordered device, threadgroup memory
+};
+
+struct ThreadgroupArray {
+    std::string name;
+    unsigned line = 0;
+    uint64_t offset = 0, nbytes = 0;
+    uint64_t read_bytes = 0, written_bytes = 0;
+};
+
+// Boards are static, so that the hooks know their addresses for memory of the shared object.
+extern lab_board boards[MAX_LANES / SIMD][2];
+
+struct Launch {
+    lab_launch* abi = nullptr;
+    Pages pages;  // before the arena: unmapped after it
+    Arena arena;  // slot 0 is threadgroup memory, buffer i has slot i + 1
+    Transactions transactions;
+    std::vector<Lane> lanes;
+    std::vector<SimdGroup> simds;
+    std::vector<ThreadgroupArray> arrays;
+    Lane* current = nullptr;
+    Context scheduler;
+    char* stacks = nullptr;
+    size_t stacks_bytes = 0;
+    uint32_t group = 0;  // serial number of the running threadgroup
+    uint32_t group_epoch[2] = {0, 0};
+    uint32_t dims[3] = {0, 0, 0};  // threads of the running group
+    std::vector<std::array<uint32_t, 3>> groups;
+    uint32_t dispatch[3] = {0, 0, 0}, groups_per_grid[3] = {0, 0, 0};
+    uintptr_t module_lo = 0, module_hi = 0;
+    bool aborted = false;
+    uint64_t ticks = 0;
+    double deadline = 0;
+    sigjmp_buf crash;
+};
+
+extern Launch* L;
+
+inline double now() {
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+
+// Leaves the running lane for good and ends the launch.
+[[noreturn]] void abort_launch();
+void check_time();
+
+lab_fault* report(lab_fault_kind kind, uintptr_t pc, uint64_t other_pc, int space, int buffer, int64_t offset);
+uint64_t relative(uintptr_t pc);
+
+}  // namespace lab

@@ -1,0 +1,1 @@
+// Empty: see metal_stdlib.
