@@ -45,13 +45,13 @@ class Compiler:
 
 
 def lab_files() -> Path:
-    """The folder of the lab's C++ files: in the installed package, or in the source tree."""
-    installed = Path(str(importlib.resources.files("backend_core.testing.lab"))) / "device"
-    if installed.is_dir():
-        return installed
+    """The folder of the lab's C++ files: in the source tree, or in the installed package."""
     source = Path(__file__).resolve().parents[3] / "kernels" / "lab"
     if source.is_dir():
         return source
+    installed = Path(str(importlib.resources.files("backend_core.testing.lab"))) / "device"
+    if installed.is_dir():
+        return installed
     raise LabError(f"the lab's own files are missing (looked in {installed} and {source}); reinstall mlx-accel")
 
 
@@ -132,7 +132,7 @@ def preprocess(text: str, texts: dict[str, str], include_dirs: tuple[str, ...], 
     compiler = find_compiler()
     command = [
         *compiler.command, "-x", "c++", "-std=c++17", "-E", "-undef", "-nostdinc", "-D__METAL__=1",
-        "-D__METAL_VERSION__=320", "-D__METAL_MACOS__=1", "-D__HAVE_BFLOAT__=1", *(f"-D{d}" for d in defines),
+        "-D__METAL_VERSION__=310", "-D__METAL_MACOS__=1", "-D__HAVE_BFLOAT__=1", *(f"-D{d}" for d in defines),
         f"-I{lab_files() / 'stubs'}", *(f"-I{d}" for d in include_dirs), "-",
     ]  # fmt: skip
     done = _run(command, text)

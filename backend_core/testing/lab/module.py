@@ -65,11 +65,25 @@ class Module:
     constants: dict[str, int]
 
 
-def _attribute(param_attributes: list[tuple[str, str]]) -> tuple[str, str]:
-    for name, argument in param_attributes:
-        if name in ("buffer", "threadgroup") or name in POSITIONS:
-            return name, argument
-    return "", ""
+def _attributes(kernel: KernelText) -> list[tuple[str, str]]:
+    """What each parameter is: its attribute and argument. Pointers without an index get the next free one."""
+    out = []
+    for param in kernel.params:
+        known = [(n, a) for n, a in param.attributes if n in ("buffer", "threadgroup") or n in POSITIONS]
+        out.append(known[0] if known else ("", ""))
+    for space in ("buffer", "threadgroup"):
+        used = {int(a, 0) for n, a in out if n == space and a.isdigit()}
+        for i, param in enumerate(kernel.params):
+            mine = "threadgroup" if param.space == "threadgroup" else "buffer" if param.space else ""
+            if out[i][0] or mine != space:
+                continue
+            index = next(k for k in range(len(used) + 1) if k not in used)
+            used.add(index)
+            out[i] = (space, str(index))
+    for param, (name, _) in zip(kernel.params, out, strict=True):
+        if not name:
+            raise LabError(f"{kernel.name}: parameter {param.name!r} has no attribute that the lab knows")
+    return out
 
 
 def _glue(found: Rewritten, entries: dict[str, str]) -> tuple[str, dict[str, KernelText]]:
@@ -86,11 +100,8 @@ def _glue(found: Rewritten, entries: dict[str, str]) -> tuple[str, dict[str, Ker
         signature = f"lab_signature_{number}"
         out.append(f"typedef lab_types::bare_t<decltype({expression})> {signature};")
         arguments, params = [], []
-        for i, param in enumerate(text.params):
-            attribute, argument = _attribute(param.attributes)
+        for i, (attribute, argument) in enumerate(_attributes(text)):
             kind = f"lab_invoke::nth_t<{i}, {signature}>"
-            if not attribute:
-                raise LabError(f"{base}: parameter {param.name!r} has no attribute that the lab knows")
             if attribute in ("buffer", "threadgroup"):
                 code = 0 if attribute == "buffer" else 1
                 arguments.append(f"lab_invoke::memory<{kind}>(lab_bound_{attribute}({argument}))")
@@ -136,7 +147,7 @@ def generate(text: str, functions: tuple[str, ...], include: str) -> tuple[str, 
 def _param(text: KernelText, raw: launch_abi.Param, i: int) -> Param:
     kind = {0: "buffer", 1: "threadgroup"}.get(raw.kind, "position")
     optional = any(name == "function_constant" for name, _ in text.params[i].attributes)
-    read_only = bool(raw.read_only) or text.params[i].constant
+    read_only = bool(raw.read_only) or text.params[i].space == "constant"
     return Param(text.params[i].name, kind, raw.index, read_only, raw.pointee_bytes, optional)
 
 

@@ -10,17 +10,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from .errors import LabError
+from .tokens import Tokens
+from .twins import drop_twins
 
-_TOKEN = re.compile(
-    r"""(?P<marker>^[ \t]*\#[^\n]*)
-      | (?P<space>\s+)
-      | (?P<string>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')
-      | (?P<number>\.?\d(?:[eEpP][+-]|[\w.])*)
-      | (?P<name>[A-Za-z_]\w*)
-      | (?P<punct>\[\[|->|::|<<=|>>=|[-+*/%&|^=!<>]=|\#\#|.)""",
-    re.X | re.M | re.S,
-)
 _SWIZZLE = re.compile(r"(?:[xyzw]{2,4}|[rgba]{2,4})\Z")
 _ASSIGN = {"=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^="}
 _PLACES = {c: i % 4 for i, c in enumerate("xyzwrgba")}
@@ -28,11 +20,11 @@ _PLACES = {c: i % 4 for i, c in enumerate("xyzwrgba")}
 
 @dataclass
 class Param:
-    """A kernel's parameter: its name, its attributes, each as (name, argument), and whether it is `constant`."""
+    """A kernel's parameter: its name, its attributes, each as (name, argument), and its address space."""
 
     name: str
     attributes: list[tuple[str, str]]
-    constant: bool
+    space: str  # "device", "constant", "threadgroup" or ""
 
 
 @dataclass
@@ -54,83 +46,11 @@ class Rewritten:
     constants: dict[str, int] = field(default_factory=dict)  # variable -> function constant index
 
 
-class _Tokens:
-    """Tokens of the text; those taken out stay as empty strings or as the line breaks they held."""
-
-    def __init__(self, text: str) -> None:
-        self.kind: list[str] = []
-        self.text: list[str] = []
-        for match in _TOKEN.finditer(text):
-            self.kind.append(str(match.lastgroup))
-            self.text.append(match.group())
-
-    def next(self, i: int) -> int:
-        """The first token at or after i that is neither space nor marker; the number of tokens at the end."""
-        while i < len(self.kind) and (self.kind[i] in ("space", "marker") or not self.text[i]):
-            i += 1
-        return i
-
-    def previous(self, i: int) -> int:
-        """The last such token at or before i, or -1."""
-        while i >= 0 and (self.kind[i] in ("space", "marker") or not self.text[i]):
-            i -= 1
-        return i
-
-    def closing(self, i: int) -> int:
-        """The token that closes the bracket at i (for `[[` the second `]`)."""
-        pairs = {"(": ")", "[": "]", "{": "}"}
-        if self.text[i] == "[[":
-            depth, j = 2, i
-            while depth:
-                j += 1
-                if j >= len(self.text):
-                    raise LabError("an attribute [[ is never closed")
-                depth += {"[": 1, "[[": 2, "]": -1}.get(self.text[j], 0)
-            return j
-        opening, close, depth = self.text[i], pairs[self.text[i]], 0
-        for j in range(i, len(self.text)):
-            if self.kind[j] != "punct":
-                continue
-            if self.text[j] == opening or (opening == "[" and self.text[j] == "[["):
-                depth += len(self.text[j])
-            elif self.text[j] == close:
-                depth -= 1
-                if depth == 0:
-                    return j
-        raise LabError(f"a bracket {opening!r} is never closed")
-
-    def after_angles(self, i: int) -> int:
-        """The token after the `>` that closes the `<` at i."""
-        depth = 0
-        while i < len(self.text):
-            t = self.text[i]
-            if t in "([{" and t:
-                i = self.closing(i)
-            elif t == "<":
-                depth += 1
-            elif t in (">", ">=", ">>="):
-                depth -= 1
-                if depth == 0:
-                    return i + 1
-            elif t in (";", "{"):
-                break
-            i += 1
-        raise LabError("template arguments are never closed")
-
-    def blank(self, first: int, last: int) -> None:
-        """Takes tokens out, but for line breaks and markers."""
-        for j in range(first, last + 1):
-            if self.kind[j] != "marker":
-                self.text[j] = "\n" * self.text[j].count("\n")
-
-    def join(self, first: int, last: int) -> str:
-        return "".join(self.text[first : last + 1])
-
-
 def rewrite(text: str) -> Rewritten:
     """Rewrites preprocessed Metal text. Raises LabError for brackets that are never closed."""
-    tokens = _Tokens(text)
+    tokens = Tokens(text)
     out = Rewritten("")
+    drop_twins(tokens)
     _take_host_names(tokens, out)
     _take_kernels(tokens, out)
     _take_function_constants(tokens, out)
@@ -149,7 +69,7 @@ def _attributes(text: str) -> list[tuple[str, str]]:
     return found
 
 
-def _take_host_names(t: _Tokens, out: Rewritten) -> None:
+def _take_host_names(t: Tokens, out: Rewritten) -> None:
     """`template [[host_name("n")]] [[kernel]] ... f<args>...;` is remembered and taken out."""
     for i, text in enumerate(t.text):
         if text != "template" or t.kind[i] != "name":
@@ -179,7 +99,7 @@ def _take_host_names(t: _Tokens, out: Rewritten) -> None:
         t.blank(i, end)
 
 
-def _take_kernels(t: _Tokens, out: Rewritten) -> None:
+def _take_kernels(t: Tokens, out: Rewritten) -> None:
     """Finds `[[kernel]] void f(...)` and `kernel void f(...)`, takes the attributes of the parameters out."""
     i = 0
     while i < len(t.text):
@@ -204,7 +124,7 @@ def _take_kernels(t: _Tokens, out: Rewritten) -> None:
         i += 1
 
 
-def _take_signature(t: _Tokens, i: int, out: Rewritten, is_template: bool) -> None:
+def _take_signature(t: Tokens, i: int, out: Rewritten, is_template: bool) -> None:
     i = t.next(i)
     name = ""
     while i < len(t.text) and t.text[i] != "(":
@@ -235,7 +155,9 @@ def _take_signature(t: _Tokens, i: int, out: Rewritten, is_template: bool) -> No
             j = t.closing(j)
         elif text == "," or j == close:
             if t.next(start) < j:
-                params.append(Param(last_name, attributes, "constant" in t.text[start:j]))
+                words = set(t.text[start:j])
+                space = next((s for s in ("device", "constant", "threadgroup") if s in words), "")
+                params.append(Param(last_name, attributes, space))
             start, last_name, attributes = j + 1, "", []
         elif t.kind[j] == "name" and not attributes:
             last_name = text
@@ -243,7 +165,7 @@ def _take_signature(t: _Tokens, i: int, out: Rewritten, is_template: bool) -> No
     out.kernels[name] = KernelText(name, params, is_template)
 
 
-def _take_function_constants(t: _Tokens, out: Rewritten) -> None:
+def _take_function_constants(t: Tokens, out: Rewritten) -> None:
     """`constant bool x [[function_constant(3)]];` becomes a variable that the host sets."""
     for i, text in enumerate(t.text):
         if text != "[[":
@@ -266,18 +188,18 @@ def _take_function_constants(t: _Tokens, out: Rewritten) -> None:
         t.blank(i, close)
 
 
-def _share_threadgroup_variables(t: _Tokens) -> None:
+def _share_threadgroup_variables(t: Tokens) -> None:
     """`threadgroup T a[4], b;` becomes references to storage of the group; pointers stay as they are."""
     i = 0
     while i < len(t.text):
         if t.text[i] == "threadgroup" and t.kind[i] == "name":
             before = t.previous(i - 1)
-            if before < 0 or t.text[before] in (";", "{", "}", ":"):
+            if before < 0 or t.text[before][-1] in ";{}:":
                 i = _share(t, i)
         i += 1
 
 
-def _share(t: _Tokens, i: int) -> int:
+def _share(t: Tokens, i: int) -> int:
     end = i
     first_name = -1
     pending = -1  # the last name, once we know that the type is complete
@@ -332,7 +254,7 @@ def _share(t: _Tokens, i: int) -> int:
     return end
 
 
-def _rewrite_swizzles(t: _Tokens) -> None:
+def _rewrite_swizzles(t: Tokens) -> None:
     """`v.xyz` becomes a call; names that the text itself declares (a member called `ab`) are left alone."""
     own = set()
     for i, text in enumerate(t.text):

@@ -83,14 +83,15 @@ struct remove_pointer<T*> {
 };
 template <class T>
 using remove_pointer_t = typename remove_pointer<T>::type;
+// The host has one address space.
+template <class T>
+using remove_addrspace_t = T;
 template <class T>
 struct decay {
     typedef lab_types::bare_t<remove_reference_t<T>> type;
 };
 template <class T>
 using decay_t = typename decay<T>::type;
-template <class...>
-using void_t = void;
 
 template <class T>
 struct is_integral : bool_constant<lab_types::Integer<T>> {};
@@ -114,8 +115,6 @@ template <class From, class To>
 struct is_convertible : bool_constant<requires(From (*make)(), void (*take)(To)) { take(make()); }> {};
 template <class A, class B>
 struct is_base_of : bool_constant<__is_base_of(A, B)> {};
-template <class T>
-struct is_empty : bool_constant<__is_empty(T)> {};
 template <class T>
 inline constexpr bool is_integral_v = is_integral<T>::value;
 template <class T>

@@ -29,9 +29,10 @@ struct bfloat {
     unsigned short bits;
 
     bfloat() = default;
-    constexpr bfloat(float f) : bits(round(f)) {}
-    constexpr bfloat(half h) : bfloat(static_cast<float>(h)) {}
-    constexpr bfloat(double d) : bfloat(static_cast<float>(d)) {}
+    // As in Metal, nothing but integers becomes a bfloat unless the text says so.
+    explicit constexpr bfloat(float f) : bits(round(f)) {}
+    explicit constexpr bfloat(half h) : bfloat(static_cast<float>(h)) {}
+    explicit constexpr bfloat(double d) : bfloat(static_cast<float>(d)) {}
     constexpr bfloat(bool i) : bfloat(static_cast<float>(i)) {}
     constexpr bfloat(char i) : bfloat(static_cast<float>(i)) {}
     constexpr bfloat(signed char i) : bfloat(static_cast<float>(i)) {}
@@ -107,14 +108,16 @@ concept Scalar = integer<bare_t<T>> || floating<bare_t<T>> || same<bare_t<T>, do
 
 // bfloat op bfloat, bfloat op integer: rounded. Everything else goes through the conversion to float.
 #define LAB_BFLOAT_BINARY(op)                                                                                        \
-    constexpr bfloat operator op(bfloat a, bfloat b) { return static_cast<float>(a) op static_cast<float>(b); }      \
+    constexpr bfloat operator op(bfloat a, bfloat b) {                                                               \
+        return bfloat(static_cast<float>(a) op static_cast<float>(b));                                               \
+    }                                                                                                                \
     template <lab_types::Integer I>                                                                                  \
     constexpr bfloat operator op(bfloat a, I b) {                                                                    \
-        return static_cast<float>(a) op static_cast<float>(b);                                                       \
+        return bfloat(static_cast<float>(a) op static_cast<float>(b));                                               \
     }                                                                                                                \
     template <lab_types::Integer I>                                                                                  \
     constexpr bfloat operator op(I a, bfloat b) {                                                                    \
-        return static_cast<float>(a) op static_cast<float>(b);                                                       \
+        return bfloat(static_cast<float>(a) op static_cast<float>(b));                                               \
     }                                                                                                                \
     constexpr float operator op(bfloat a, float b) { return static_cast<float>(a) op b; }                            \
     constexpr float operator op(float a, bfloat b) { return a op static_cast<float>(b); }                            \
