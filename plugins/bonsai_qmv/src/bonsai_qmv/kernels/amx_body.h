@@ -310,15 +310,7 @@ inline void amx_finish(const AmxJob& job, int64_t tile, int64_t n0, const float 
     __m512 v = _mm512_mul_ps(_mm512_castsi512_ps(out[m]), _mm512_set1_ps(unit));
     if (p.bias) v = _mm512_add_ps(v, bias);
     const int64_t at = (job.m0 + tile * 16 + m) * p.n + n0;
-    if (p.y_dtype == ACCEL_FLOAT32) {
-      _mm512_mask_storeu_ps((float*)p.y + at, have, v);
-    } else if (p.y_dtype == ACCEL_FLOAT16) {
-      _mm256_mask_storeu_epi16((uint16_t*)p.y + at, have, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
-    } else {
-      alignas(64) float y[16];
-      _mm512_store_ps(y, v);
-      for (int64_t c = 0; c < columns; ++c) ((uint16_t*)p.y)[at + c] = float_to_bfloat(y[c]);
-    }
+    store_row(p, at, have, v);
   }
 }
 

@@ -123,6 +123,21 @@ inline __m512 some_floats(const void* from, int32_t dtype, int64_t at, int64_t s
   return _mm512_load_ps(v);
 }
 
+/* Sixteen neighbouring outputs of y, those that `have` names. */
+inline void store_row(const Problem& p, int64_t at, __mmask16 have, __m512 v) {
+  if (p.y_dtype == ACCEL_FLOAT32) {
+    _mm512_mask_storeu_ps((float*)p.y + at, have, v);
+  } else if (p.y_dtype == ACCEL_FLOAT16) {
+    _mm256_mask_storeu_epi16((uint16_t*)p.y + at, have, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+  } else {
+    alignas(64) float y[16];
+    _mm512_store_ps(y, v);
+    for (int c = 0; c < 16; ++c) {
+      if (have >> c & 1) ((uint16_t*)p.y)[at + c] = float_to_bfloat(y[c]);
+    }
+  }
+}
+
 /* out[j] holds word j of each of sixteen rows of sixteen words. */
 inline void transpose16(const uint8_t* const* rows, __m512i* out) {
   __m512i a[16], b[16];
@@ -160,6 +175,32 @@ inline void split_digits(__m512i v, int8_t* hi, int8_t* mid, int8_t* lo) {
   _mm_store_si128((__m128i*)hi, _mm512_cvtepi32_epi8(high));
   _mm_store_si128((__m128i*)mid, _mm512_cvtepi32_epi8(middle));
   _mm_store_si128((__m128i*)lo, _mm512_cvtepi32_epi8(low));
+}
+
+/* The rows of a call that fit, up to kSmallRows, at the front of unit and rows; `make(i)` is called with the floats of
+ * row i of them in x. The others are left to the float32 kernel, one by one. */
+template <class Make>
+int fit_rows(const Problem& p, float* x, float* unit, int32_t* rows, Make make) {
+  const int64_t stride = p.x->strides[p.x->ndim - 1];
+  int32_t left[kSmallRows];
+  int fit = 0, unfit = 0;
+  for (int64_t m = 0; m < p.rows; ++m) {
+    load_floats<Avx512>(p.x->data, x_row_offset(p.x, p.row0 + m), stride, p.x->dtype, x, p.k);
+    unit[fit] = unit_of(x, p.k, p.spread, p.zeros);
+    if (unit[fit] == 0) {
+      left[unfit++] = (int32_t)(p.row0 + m);
+      continue;
+    }
+    make(fit);
+    rows[fit++] = (int32_t)(p.row0 + m);
+  }
+  for (int i = 0; i < unfit; ++i) {
+    Problem one = p;
+    one.row0 = left[i];
+    one.rows = 1;
+    small_rows<Avx512>(one);
+  }
+  return fit;
 }
 
 /* Lines of one row whose unit is known.

@@ -348,30 +348,14 @@ struct Vnni {
     if (!scratch) return;
     L* lines = (L*)scratch;
     float *x = (float*)(lines + p.rows * n_lines), *totals = x + padded;
-    const int64_t stride = p.x->strides[p.x->ndim - 1];
     memset(x + p.k, 0, (size_t)(padded - p.k) * sizeof(float));
-    /* Rows that fit come first, the others are left to the float32 kernel. */
     float unit[kSmallRows];
-    int32_t rows[kSmallRows], left[kSmallRows];
-    int fit = 0, unfit = 0;
-    for (int64_t m = 0; m < p.rows; ++m) {
-      load_floats<Avx512>(p.x->data, x_row_offset(p.x, p.row0 + m), stride, p.x->dtype, x, p.k);
-      unit[fit] = unit_of(x, p.k, p.spread, p.zeros);
-      if (unit[fit] == 0) {
-        left[unfit++] = (int32_t)(p.row0 + m);
-        continue;
-      }
-      float* t = totals + fit * total_stride;
+    int32_t rows[kSmallRows];
+    const int fit = fit_rows(p, x, unit, rows, [&](int at) {
+      float* t = totals + at * total_stride;
       for (int64_t g = p.k / p.group; g < total_stride; ++g) t[g] = 0;
-      make_planes<BITS>(x, p.k, p.group, unit[fit], lines + fit, p.rows, t);
-      rows[fit++] = (int32_t)(p.row0 + m);
-    }
-    for (int i = 0; i < unfit; ++i) {
-      Problem one = p;
-      one.row0 = left[i];
-      one.rows = 1;
-      small_rows<Avx512>(one);
-    }
+      make_planes<BITS>(x, p.k, p.group, unit[at], lines + at, p.rows, t);
+    });
     if (!fit) return;
     if (fit < p.rows) { /* close the gaps */
       for (int64_t i = 1; i < n_lines; ++i) memmove(lines + i * fit, lines + i * p.rows, (size_t)fit * sizeof(L));
