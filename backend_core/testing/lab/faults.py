@@ -76,10 +76,13 @@ def _message(kind: str, raw: launch_abi.Fault, where: str, there: Place | None) 
         return f"{me} writes {where}, which is an input"
     if kind == "uninitialised-read":
         return f"{me} reads {raw.size} bytes at {where}, which nobody has written"
-    if kind == "race":
+    if kind in ("race", "race-same-value"):
         mine = "writes" if raw.write else "reads"
+        same = "; both wrote the same value" if kind == "race-same-value" else ""
         theirs = "wrote" if raw.other_write else "read"
-        return f"{me} {mine} {where}, which {_lane(raw, True)} {theirs}{_elsewhere(there)}, with no barrier between"
+        return (
+            f"{me} {mine} {where}, which {_lane(raw, True)} {theirs}{_elsewhere(there)}, with no barrier between{same}"
+        )
     if kind in ("simd-divergence", "barrier-divergence"):
         what = "a SIMD operation" if kind == "simd-divergence" else "a threadgroup barrier"
         whose = "its SIMD group" if kind == "simd-divergence" else "its threadgroup"

@@ -14,29 +14,41 @@ bool ordered(const Cell& old, int memory, unsigned lane) {
     return old.lane / SIMD == lane / SIMD && old.simd_epoch < L->simds[lane / SIMD].epoch[memory];
 }
 
-void race(const Cell& old, Access a, bool other_write, uintptr_t pc, int space, int buffer, uint64_t offset,
-          unsigned bytes) {
-    uint64_t other_pc = old.pc;
-    if (lab_fault* f = report(FAULT_RACE, pc, other_pc, space, buffer, static_cast<int64_t>(offset))) {
-        f->size = bytes;
-        f->write = writes(a);
-        f->other_write = other_write;
-        const uint32_t* d = L->dispatch;
-        uint32_t w = d[0], h = d[1];
-        if (old.group == L->group) {
-            w = L->dims[0];
-            h = L->dims[1];
-        }
-        const auto& g = L->groups[old.group - 1];
-        f->other[0] = g[0] * d[0] + old.lane % w;
-        f->other[1] = g[1] * d[1] + old.lane / w % h;
-        f->other[2] = g[2] * d[2] + old.lane / w / h;
+void fill_race(lab_fault& f, const Cell& old, Access a, bool other_write, unsigned bytes) {
+    f.size = bytes;
+    f.write = writes(a);
+    f.other_write = other_write;
+    const uint32_t* d = L->dispatch;
+    const auto& g = L->groups[old.group - 1];
+    uint32_t dims[2];  // of the group, which is smaller at the edge of the grid
+    for (int i = 0; i < 2; i++) {
+        uint32_t left = L->abi->grid[i] - g[i] * d[i];
+        dims[i] = left < d[i] ? left : d[i];
     }
+    f.other[0] = g[0] * d[0] + old.lane % dims[0];
+    f.other[1] = g[1] * d[1] + old.lane / dims[0] % dims[1];
+    f.other[2] = g[2] * d[2] + old.lane / dims[0] / dims[1];
+}
+
+// `address` is where the running lane's access starts.
+void race(const Cell& old, Access a, bool other_write, uintptr_t pc, int space, int buffer, uint64_t offset,
+          uintptr_t address, unsigned bytes) {
+    if (a == Access::write && other_write) {
+        pending.waiting = true;
+        pending.address = address;
+        pending.bytes = bytes;
+        std::memcpy(pending.before, reinterpret_cast<void*>(address), bytes);
+        pending.fault = new_fault(FAULT_RACE, pc, old.pc, space, buffer, static_cast<int64_t>(offset));
+        fill_race(pending.fault, old, a, other_write, bytes);
+        return;
+    }
+    if (lab_fault* f = report(FAULT_RACE, pc, old.pc, space, buffer, static_cast<int64_t>(offset)))
+        fill_race(*f, old, a, other_write, bytes);
 }
 
 // Compares with the last accesses to each byte and takes this one down. `memory`: 0 device, 1 threadgroup.
-void order(Cell* readers, Cell* writers, unsigned bytes, Access a, uintptr_t pc, int memory, int space, int buffer,
-           uint64_t offset) {
+void order(Cell* readers, Cell* writers, uintptr_t address, unsigned bytes, Access a, uintptr_t pc, int memory,
+           int space, int buffer, uint64_t offset) {
     Lane& lane = *L->current;
     unsigned me = lane.where.thread_index_in_threadgroup;
     bool found = false;
@@ -48,12 +60,12 @@ void order(Cell* readers, Cell* writers, unsigned bytes, Access a, uintptr_t pc,
     for (unsigned i = 0; i < bytes; i++) {
         Cell &r = readers[i], &w = writers[i];
         if (!found && valid(w) && !((w.flags & CELL_ATOMIC) && atomic(a)) && !ordered(w, memory, me)) {
-            race(w, a, true, pc, space, buffer, offset + i, bytes);
+            race(w, a, true, pc, space, buffer, offset + i, address, bytes);
             found = true;
         }
         if (writes(a)) {
             if (!found && valid(r) && !((r.flags & CELL_ATOMIC) && atomic(a)) && !ordered(r, memory, me)) {
-                race(r, a, false, pc, space, buffer, offset + i, bytes);
+                race(r, a, false, pc, space, buffer, offset + i, address, bytes);
                 found = true;
             }
             w = mine;
@@ -76,6 +88,15 @@ void order(Cell* readers, Cell* writers, unsigned bytes, Access a, uintptr_t pc,
 }
 
 }  // namespace
+
+PendingRace pending;
+
+void settle_race() {
+    pending.waiting = false;
+    bool same = std::memcmp(pending.before, reinterpret_cast<void*>(pending.address), pending.bytes) == 0;
+    pending.fault.kind = same ? FAULT_RACE_SAME_VALUE : FAULT_RACE;
+    add_fault(pending.fault);
+}
 
 void outside(uintptr_t address, uint64_t bytes, Access a, uintptr_t pc, Slot* slot) {
     auto kind = writes(a) ? FAULT_OUT_OF_BOUNDS_WRITE : FAULT_OUT_OF_BOUNDS_READ;
@@ -122,7 +143,7 @@ void inside(Slot& slot, uint64_t offset, unsigned bytes, Access a, uintptr_t pc)
         slot.written.set(offset, bytes);
     }
     if (!slot.read_only) {
-        order(slot.readers + offset, slot.writers + offset, bytes, a, pc, 0, 0, buffer, offset);
+        order(slot.readers + offset, slot.writers + offset, slot.lo + offset, bytes, a, pc, 0, 0, buffer, offset);
     }
 }
 
@@ -144,7 +165,7 @@ void inside_threadgroup(uintptr_t address, unsigned bytes, Access a, uintptr_t p
             array.written_bytes += bytes;
             slot.written.set(offset, bytes);
         }
-        return order(slot.readers + offset, slot.writers + offset, bytes, a, pc, 1, 1, buffer,
+        return order(slot.readers + offset, slot.writers + offset, address, bytes, a, pc, 1, 1, buffer,
                      static_cast<uint64_t>(local));
     }
     // Between the arrays: named after the nearest one that starts below.

@@ -16,6 +16,7 @@ void inside_threadgroup(uintptr_t address, unsigned bytes, Access a, uintptr_t p
 
 inline void access(uintptr_t address, uint64_t bytes, Access a, uintptr_t pc) {
     Lane* lane = L ? L->current : nullptr;
+    if (pending.waiting) settle_race();
     if (!lane || address - reinterpret_cast<uintptr_t>(lane->stack) < STACK_BYTES) return;
     Slot* slot = L->arena.find(address);
     if (!slot) {

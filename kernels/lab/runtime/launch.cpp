@@ -15,22 +15,10 @@ void run_group(const uint32_t group[3]);
 
 uint64_t relative(uintptr_t pc) { return pc >= L->module_lo && pc < L->module_hi ? pc - L->module_lo : 0; }
 
-// A new fault, or the earlier one of the same kind at the same place, or nullptr when there are too many.
-lab_fault* report(lab_fault_kind kind, uintptr_t pc, uint64_t other_pc, int space, int buffer, int64_t offset) {
-    lab_launch& abi = *L->abi;
-    uint64_t at = relative(pc);
-    for (int i = 0; i < abi.fault_count; i++) {
-        lab_fault& f = abi.faults[i];
-        if (f.kind == kind && f.pc == at && f.other_pc == other_pc && f.space == space && f.buffer == buffer) {
-            f.count++;
-            return nullptr;
-        }
-    }
-    if (abi.fault_count >= abi.fault_capacity) return nullptr;
-    lab_fault& f = abi.faults[abi.fault_count++];
-    f = {};
+lab_fault new_fault(lab_fault_kind kind, uintptr_t pc, uint64_t other_pc, int space, int buffer, int64_t offset) {
+    lab_fault f = {};
     f.kind = kind;
-    f.pc = at;
+    f.pc = relative(pc);
     f.other_pc = other_pc;
     f.space = space;
     f.buffer = buffer;
@@ -41,7 +29,27 @@ lab_fault* report(lab_fault_kind kind, uintptr_t pc, uint64_t other_pc, int spac
         unsigned depth = l->depth < MAX_CALLS ? l->depth : MAX_CALLS;
         for (unsigned i = 0; i < 8 && i < depth; i++) f.stack[i] = relative(l->calls[depth - 1 - i]);
     }
-    return &f;
+    return f;
+}
+
+// Faults of one kind at one place are counted, and there is an end to their number.
+lab_fault* add_fault(const lab_fault& fault) {
+    lab_launch& abi = *L->abi;
+    for (int i = 0; i < abi.fault_count; i++) {
+        lab_fault& f = abi.faults[i];
+        if (f.kind == fault.kind && f.pc == fault.pc && f.other_pc == fault.other_pc && f.space == fault.space &&
+            f.buffer == fault.buffer) {
+            f.count++;
+            return nullptr;
+        }
+    }
+    if (abi.fault_count >= abi.fault_capacity) return nullptr;
+    abi.faults[abi.fault_count] = fault;
+    return &abi.faults[abi.fault_count++];
+}
+
+lab_fault* report(lab_fault_kind kind, uintptr_t pc, uint64_t other_pc, int space, int buffer, int64_t offset) {
+    return add_fault(new_fault(kind, pc, other_pc, space, buffer, offset));
 }
 
 void abort_launch() {
@@ -213,6 +221,7 @@ int lab_run(lab_launch* abi) {
     auto launch = std::make_unique<lab::Launch>();
     L = launch.get();
     L->abi = abi;
+    lab::pending.waiting = false;
     L->deadline = lab::now() + abi->timeout_s;
     dl_iterate_phdr(lab::find_module, nullptr);
     if (!lab::set_up(*abi)) {
@@ -223,6 +232,7 @@ int lab_run(lab_launch* abi) {
         lab::Signals signals;
         if (sigsetjmp(L->crash, 1) == 0) lab::run_groups(*abi);
         L->current = nullptr;
+        if (lab::pending.waiting) lab::settle_race();
     }
     lab::finish(*abi);
     L = nullptr;

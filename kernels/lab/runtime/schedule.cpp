@@ -10,6 +10,7 @@ lab_board boards[MAX_LANES / SIMD][2];
 namespace {
 
 void wait(State state) {
+    if (pending.waiting) settle_race();
     Lane* me = L->current;
     me->state = state;
     L->current = nullptr;
@@ -34,7 +35,7 @@ void diverged(lab_fault_kind kind, Lane& a, Lane* b, bool suspect) {
     L->current = &a;
     lab_fault* f = report(kind, a.pc, b ? relative(b->pc) : 0, 2, -1, 0);
     L->current = nullptr;
-    if (!f || f->count > 1) return;
+    if (!f) return;
     // A suspect waits in the same operation at another address: Python asks whether it is the same line.
     f->value = suspect ? 1 : b ? 2 : 3;
     if (!b) return;

@@ -85,6 +85,17 @@ struct Launch {
 
 extern Launch* L;
 
+// Two writes that race are judged once the second has happened: did it change anything?
+struct PendingRace {
+    bool waiting = false;
+    uintptr_t address = 0;
+    unsigned bytes = 0;
+    unsigned char before[16];
+    lab_fault fault;  // as it will be reported
+};
+extern PendingRace pending;
+void settle_race();
+
 inline double now() {
     timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -95,6 +106,10 @@ inline double now() {
 [[noreturn]] void abort_launch();
 void check_time();
 
+// A fault of the running lane, not yet reported; one that is added to the report (nullptr: it was known).
+lab_fault new_fault(lab_fault_kind kind, uintptr_t pc, uint64_t other_pc, int space, int buffer, int64_t offset);
+lab_fault* add_fault(const lab_fault& fault);
+// Both at once.
 lab_fault* report(lab_fault_kind kind, uintptr_t pc, uint64_t other_pc, int space, int buffer, int64_t offset);
 uint64_t relative(uintptr_t pc);
 
