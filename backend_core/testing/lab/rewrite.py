@@ -55,6 +55,7 @@ def rewrite(text: str) -> Rewritten:
     _take_kernels(tokens, out)
     _take_function_constants(tokens, out)
     _share_threadgroup_variables(tokens)
+    _make_constant_const(tokens)
     _rewrite_swizzles(tokens)
     out.text = "".join(tokens.text)
     return out
@@ -186,6 +187,22 @@ def _take_function_constants(t: Tokens, out: Rewritten) -> None:
                     t.text[first] = "static" if t.text[first] == "constant" else ""
                 first -= 1
         t.blank(i, close)
+
+
+def _make_constant_const(t: Tokens) -> None:
+    """`constant T*` becomes `const T*`: what lies in that address space is const whether the text says so or not."""
+    around = {"const", "constexpr", "constant", "static", "inline", "volatile"}
+    for i, text in enumerate(t.text):
+        if text != "constant" or t.kind[i] != "name":
+            continue
+        first, last = t.previous(i - 1), t.next(i + 1)
+        said = False
+        while first >= 0 and t.text[first] in around:
+            said, first = said or t.text[first] == "const", t.previous(first - 1)
+        while last < len(t.text) and t.text[last] in around:
+            said, last = said or t.text[last] == "const", t.next(last + 1)
+        behind = first >= 0 and t.text[first] == ")"  # a member function's, and a constructor cannot be const
+        t.text[i] = "" if said or behind else "const"
 
 
 def _share_threadgroup_variables(t: Tokens) -> None:
