@@ -45,10 +45,17 @@ def describe(raw: launch_abi.Fault, module: Module, names: Names) -> Fault | Non
     place = in_kernel(here, module.texts)
     there: Place | None = None
     if raw.other_pc:
-        other_chain = chain(module.path, raw.other_pc, other_callers)
-        there = in_kernel(other_chain, module.texts)
-        if kind in ("simd-divergence", "barrier-divergence") and raw.value == 1 and here == other_chain:
-            return None
+        elsewhere = chain(module.path, raw.other_pc, other_callers)
+        if kind in ("simd-divergence", "barrier-divergence"):
+            if raw.value == 1 and here == elsewhere:
+                return None
+            # Both may wait in one function that was called from two places.
+            common = 0
+            while common < min(len(here), len(elsewhere)) and here[common] == elsewhere[common]:
+                common += 1
+            place = in_kernel(here[common:], module.texts) or place
+            elsewhere = elsewhere[common:] or elsewhere
+        there = in_kernel(elsewhere, module.texts)
     if raw.file:
         file = raw.file.decode()
         own = in_kernel((Place(file, raw.line),), module.texts)

@@ -84,6 +84,6 @@ class Launch(c.Structure):
 #: lab_fault_kind, in its order.
 FAULT_KINDS = (
     "out-of-bounds-read", "out-of-bounds-write", "write-to-input", "uninitialised-read", "race", "race-same-value",
-    "barrier-divergence",    "simd-divergence", "inactive-lane", "misaligned", "signed-overflow", "division-by-zero", "array-bounds", "crash",
-    "timeout",
+    "barrier-divergence", "simd-divergence", "inactive-lane", "misaligned", "signed-overflow", "division-by-zero",
+    "array-bounds", "crash", "timeout",
 )  # fmt: skip

@@ -17,9 +17,9 @@ class Fault:
 
     kind
         ``out-of-bounds-read``, ``out-of-bounds-write``, ``write-to-input``, ``uninitialised-read``,
-        ``unwritten-output``, ``race``, ``race-same-value``, ``barrier-divergence``, ``simd-divergence``, ``inactive-lane``,
-        ``misaligned``, ``signed-overflow``, ``division-by-zero``, ``array-bounds``, ``threadgroup-memory``,
-        ``threads``, ``crash`` or ``timeout``.
+        ``unwritten-output``, ``race``, ``race-same-value``, ``barrier-divergence``, ``simd-divergence``,
+        ``inactive-lane``, ``misaligned``, ``signed-overflow``, ``division-by-zero``, ``array-bounds``,
+        ``threadgroup-memory``, ``threads``, ``crash`` or ``timeout``.
     buffer
         Name of the buffer or threadgroup variable, ``""`` if none is meant.
     message

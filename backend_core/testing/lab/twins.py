@@ -49,7 +49,7 @@ def _declaration(t: Tokens, i: int, end: int, seen: dict[str, bool]) -> int:
     if j >= end:
         return end
     head = [x for x in t.text[i:j] if x.strip()]
-    key = " ".join(x for x in head if x not in SPACES)
+    key = " ".join(x for x in [*head, t.text[j]] if x not in SPACES)
     spaced = any(x in SPACES for x in head)
     last = j
     if t.text[j] == "{":
