@@ -1,0 +1,139 @@
+"""A kernel for Metal, CUDA and the lab from one source file."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .text import KernelText, text_of
+
+#: Threadgroup memory that every Apple GPU has, and that a CUDA kernel has without asking.
+MOST_THREADGROUP_BYTES = 32768
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a kernel is started.
+
+    template
+        Name and value of each template parameter, in order. dtypes by mlx's name (``"float16"``).
+    grid
+        Threads in all, a multiple of `threadgroup` in each dimension.
+    threadgroup
+        Threads of a threadgroup.
+    """
+
+    template: tuple[tuple[str, str | int | bool], ...]
+    grid: tuple[int, int, int]
+    threadgroup: tuple[int, int, int]
+
+    def __post_init__(self) -> None:
+        if any(t < 1 or g % t for g, t in zip(self.grid, self.threadgroup, strict=True)):
+            raise ValueError(f"a grid of {self.grid} threads is not made of threadgroups of {self.threadgroup}")
+        if (threads := self.threadgroup[0] * self.threadgroup[1] * self.threadgroup[2]) > 1024 or threads % 32:
+            raise ValueError(f"a threadgroup of {threads} threads: at most 1024, and whole SIMD groups of 32")
+
+    def value(self, name: str) -> str | int | bool:
+        """A template parameter's value."""
+        return dict(self.template)[name]
+
+
+@dataclass(frozen=True)
+class SimtKernel:
+    """One kernel of a ``.metal`` file, and what the host must know about it.
+
+    name
+        As in the file's line ``// --- kernel NAME ---``.
+    source
+        The file: a path or a file of ``importlib.resources``.
+    inputs, outputs
+        Names, in the order of the arrays of a call.
+    template
+        Names of the template parameters, in order.
+    geometry
+        ``geometry(**facts) -> Launch``; which facts, the kernel's module says.
+    threadgroup_bytes
+        ``threadgroup_bytes(launch) -> int``: threadgroup memory that a launch takes.
+    eligible
+        ``eligible(**facts) -> str``: why the kernel cannot serve, "" if it can.
+    """
+
+    name: str
+    source: Any
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    template: tuple[str, ...]
+    geometry: Callable[..., Launch]
+    threadgroup_bytes: Callable[[Launch], int] = lambda launch: 0
+    eligible: Callable[..., str] = lambda **facts: ""
+
+    def text(self, target: str) -> KernelText:
+        """Functions and body for ``"metal"`` or ``"cuda"``."""
+        return text_of(self.source, self.name, target)
+
+    def launch(self, **facts: Any) -> Launch:
+        """The geometry for these facts.
+
+        Raises ValueError if the kernel is not made for them, or if template parameters are not the kernel's or
+        threadgroup memory is over 32 KiB.
+        """
+        if reason := self.eligible(**facts):
+            raise ValueError(f"kernel {self.name!r}: {reason}")
+        launch = self.geometry(**facts)
+        if (names := tuple(name for name, _ in launch.template)) != self.template:
+            raise ValueError(f"kernel {self.name!r} has the template parameters {self.template}, not {names}")
+        if (size := self.threadgroup_bytes(launch)) > MOST_THREADGROUP_BYTES:
+            raise ValueError(f"kernel {self.name!r}: {size} bytes of threadgroup memory; there are 32768")
+        return launch
+
+    def metal(self) -> Any:
+        """``mx.fast.metal_kernel`` of this kernel; calling it needs Metal, except while a function is exported."""
+        return _made(self, "metal")
+
+    def cuda(self) -> Any:
+        """``mx.fast.cuda_kernel`` of this kernel. Raises RuntimeError where mlx has no CUDA."""
+        return _made(self, "cuda")
+
+    def lab(self) -> Any:
+        """The kernel in the lab: the Metal text, run on the host over numpy arrays."""
+        return _made(self, "lab")
+
+    def on(self, device: str) -> Any:
+        """``metal()`` or ``cuda()``. Raises ValueError for another device."""
+        if device not in ("metal", "cuda"):
+            raise ValueError(f"kernel {self.name!r} does not run on {device!r}")
+        return _made(self, device)
+
+
+@functools.cache
+def _made(kernel: SimtKernel, target: str) -> Any:
+    text = kernel.text("cuda" if target == "cuda" else "metal")
+    options: dict[str, Any] = {
+        "name": kernel.name, "input_names": list(kernel.inputs), "output_names": list(kernel.outputs),
+        "source": text.source, "header": text.header,
+    }  # fmt: skip
+    if target == "lab":
+        from backend_core.testing import lab
+
+        return lab.metal_kernel(**options)
+    import mlx.core as mx
+
+    return mx.fast.metal_kernel(**options) if target == "metal" else mx.fast.cuda_kernel(**options)
+
+
+def arguments(launch: Launch, dtypes: Any) -> dict[str, Any]:
+    """The keywords of a call: template, grid and threadgroup.
+
+    dtypes: the module that has the dtypes, ``mlx.core`` or the lab.
+    """
+    template = [(name, getattr(dtypes, v) if isinstance(v, str) else v) for name, v in launch.template]
+    return {"template": template, "grid": launch.grid, "threadgroup": launch.threadgroup}
+
+
+def check_shapes(kernel: SimtKernel, expected: Mapping[str, Sequence[int]], arrays: Mapping[str, Any]) -> None:
+    """Raise ValueError naming the array if one has not the shape that the contract asks for."""
+    for name, shape in expected.items():
+        if tuple(arrays[name].shape) != tuple(shape):
+            raise ValueError(f"kernel {kernel.name!r}: {name} is {tuple(arrays[name].shape)}, not {tuple(shape)}")

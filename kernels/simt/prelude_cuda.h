@@ -1,0 +1,157 @@
+// Metal's names on CUDA, for kernels written in the dialect of docs/simt.md.
+//
+// Sections begin with "//: words" and are taken into a kernel's text where one of the words occurs in it, since mlx
+// copies and hashes the whole text at every call. The first section is always taken. mlx puts its own header before
+// this text: cuda_fp16.h, cuda_bf16.h and cooperative_groups.h are there.
+
+#define METAL_FUNC __device__ __forceinline__
+#define device
+#define constant
+#define thread
+#define threadgroup
+#define bfloat __nv_bfloat16
+typedef unsigned char uchar;
+typedef unsigned short ushort;
+typedef unsigned int uint;
+
+//: as_type
+template <typename To, typename From>
+METAL_FUNC To as_type(From value) {
+  static_assert(sizeof(To) == sizeof(From), "as_type of another size");
+  To to;
+  memcpy(&to, &value, sizeof(to));
+  return to;
+}
+
+//: simd_sum
+METAL_FUNC float simd_sum(float v) {
+#pragma unroll
+  for (int i = 16; i > 0; i >>= 1) v += __shfl_xor_sync(0xffffffffu, v, i);
+  return v;
+}
+
+//: simd_max
+METAL_FUNC float simd_max(float v) {
+#pragma unroll
+  for (int i = 16; i > 0; i >>= 1) v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, i));
+  return v;
+}
+
+//: simd_shuffle
+template <typename T>
+METAL_FUNC T simd_shuffle(T v, ushort lane) {
+  return __shfl_sync(0xffffffffu, v, lane);
+}
+
+//: simd_shuffle_xor
+template <typename T>
+METAL_FUNC T simd_shuffle_xor(T v, ushort mask) {
+  return __shfl_xor_sync(0xffffffffu, v, mask);
+}
+
+//: simd_shuffle_down
+// As in Metal, what comes from beyond the last lane is undefined.
+template <typename T>
+METAL_FUNC T simd_shuffle_down(T v, ushort delta) {
+  return __shfl_down_sync(0xffffffffu, v, delta);
+}
+
+//: threadgroup_barrier simdgroup_barrier mem_flags
+namespace mem_flags {
+enum flags { mem_none, mem_threadgroup, mem_device };
+}
+METAL_FUNC void threadgroup_barrier(mem_flags::flags) {
+  __syncthreads();
+}
+METAL_FUNC void simdgroup_barrier(mem_flags::flags) {
+  __syncwarp();
+}
+
+//: aligned
+template <typename P>
+METAL_FUNC bool aligned(P pointer) {
+  return (reinterpret_cast<unsigned long long>(pointer) & 15) == 0;
+}
+
+//: join_low join_high
+METAL_FUNC uint join_low(uint a, uint b) {
+  return __byte_perm(a, b, 0x5410);
+}
+METAL_FUNC uint join_high(uint a, uint b) {
+  return __byte_perm(a, b, 0x7632);
+}
+
+//: mask_or
+// One instruction; from the plain expression the compiler makes two where both operands are constants.
+METAL_FUNC uint mask_or(uint v, uint mask, uint bits) {
+  uint r;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(r) : "r"(v), "r"(mask), "r"(bits));
+  return r;
+}
+
+//: bf16_pair_fma
+METAL_FUNC uint bf16_pair_fma(uint v, float k, float c) {
+  const __nv_bfloat162 r =
+      __hfma2(as_type<__nv_bfloat162>(v), __float2bfloat162_rn(k), __float2bfloat162_rn(c));
+  return as_type<uint>(r);
+}
+
+//: mma_16x8x16
+template <typename T>
+METAL_FUNC void mma_16x8x16(float* d, uint a0, uint a1, uint a2, uint a3, uint b0, uint b1, ushort) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+template <>
+METAL_FUNC void mma_16x8x16<bfloat>(float* d, uint a0, uint a1, uint a2, uint a3, uint b0, uint b1, ushort) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+//: mma_16x8x16_first
+template <typename T>
+METAL_FUNC void mma_16x8x16_first(float* d, uint a0, uint a1, uint a2, uint a3, uint b0, uint b1, ushort) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(0.0f));
+}
+template <>
+METAL_FUNC void mma_16x8x16_first<bfloat>(float* d, uint a0, uint a1, uint a2, uint a3, uint b0, uint b1, ushort) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(0.0f));
+}
+
+//: load_words
+template <int COUNT, typename T>
+METAL_FUNC void load_words(uint* to, const T* from, bool vectors) {
+  if (vectors && COUNT % 4 == 0) {
+#pragma unroll
+    for (int i = 0; i < COUNT / 4; i++) {
+      const uint4 v = __ldg(reinterpret_cast<const uint4*>(from) + i);
+      to[4 * i] = v.x;
+      to[4 * i + 1] = v.y;
+      to[4 * i + 2] = v.z;
+      to[4 * i + 3] = v.w;
+    }
+  } else if (vectors && COUNT % 2 == 0) {
+#pragma unroll
+    for (int i = 0; i < COUNT / 2; i++) {
+      const uint2 v = __ldg(reinterpret_cast<const uint2*>(from) + i);
+      to[2 * i] = v.x;
+      to[2 * i + 1] = v.y;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+      if (sizeof(T) == 2) {
+        const ushort* halves = reinterpret_cast<const ushort*>(from);
+        to[i] = __ldg(halves + 2 * i) | (uint(__ldg(halves + 2 * i + 1)) << 16);
+      } else {
+        to[i] = __ldg(reinterpret_cast<const uint*>(from) + i);
+      }
+    }
+  }
+}

@@ -1,0 +1,101 @@
+// Dialect functions over plain Metal, for Metal itself and for the lab.
+//
+// Sections begin with "//: words" and are taken into a kernel's text where one of the words occurs in it, since mlx
+// copies and hashes the whole text at every call. See docs/simt.md for the dialect.
+
+//: aligned
+// True if `load_words` may load vectors from the address; Metal's takes elements as they are.
+template <typename P>
+METAL_FUNC constexpr bool aligned(P) {
+  return true;
+}
+
+//: bits_of load_words
+METAL_FUNC uint bits_of(uint v) {
+  return v;
+}
+METAL_FUNC uint bits_of(half v) {
+  return as_type<ushort>(v);
+}
+METAL_FUNC uint bits_of(bfloat v) {
+  return as_type<ushort>(v);
+}
+
+//: join_low join_high
+// Low (high) halves of two words as one word, that of `a` below.
+METAL_FUNC uint join_low(uint a, uint b) {
+  return (a & 0xffffu) | (b << 16);
+}
+METAL_FUNC uint join_high(uint a, uint b) {
+  return (a >> 16) | (b & 0xffff0000u);
+}
+
+//: mask_or
+METAL_FUNC uint mask_or(uint v, uint mask, uint bits) {
+  return (v & mask) | bits;
+}
+
+//: bf16_pair_fma
+// Two bfloat16 in a word, each times `k` plus `c`. For values where that is exact.
+METAL_FUNC uint bf16_pair_fma(uint v, float k, float c) {
+  const uint low = as_type<uint>(fma(as_type<float>(v << 16), k, c));
+  const uint high = as_type<uint>(fma(as_type<float>(v & 0xffff0000u), k, c));
+  return (low >> 16) | (high & 0xffff0000u);
+}
+
+//: mma_16x8x16
+// d (16x8 float32) += a (16x16) b (16x8), T half or bfloat, by all lanes of a SIMD group. Lane l holds, two values in a
+// word, lower column or row first, with r = l / 4 and q = l % 4:
+//   a0: row r, columns 2q, 2q+1     a1: row r+8, same     a2: row r, columns 2q+8, 2q+9     a3: row r+8, same
+//   b0: rows 2q, 2q+1 of column r   b1: rows 2q+8, 2q+9 of column r
+//   d0, d1: row r, columns 2q, 2q+1     d2, d3: row r+8, same
+template <typename T>
+struct mma_values {
+  static METAL_FUNC float2 of(uint v) {
+    return float2(as_type<half2>(v));
+  }
+};
+template <>
+struct mma_values<bfloat> {
+  static METAL_FUNC float2 of(uint v) {
+    return float2(as_type<float>(v << 16), as_type<float>(v & 0xffff0000u));
+  }
+};
+template <typename T>
+METAL_FUNC void mma_16x8x16(thread float* d, uint a0, uint a1, uint a2, uint a3, uint b0, uint b1, ushort lane) {
+  const ushort row = lane / 4 * 4, col = lane % 4 * 8;
+  for (ushort i = 0; i < 8; i++) {
+    const ushort from = i % 4;
+    const float2 up = mma_values<T>::of(simd_shuffle(i < 4 ? a0 : a2, row + from));
+    const float2 down = mma_values<T>::of(simd_shuffle(i < 4 ? a1 : a3, row + from));
+    const float2 left = mma_values<T>::of(simd_shuffle(i < 4 ? b0 : b1, col + from));
+    const float2 right = mma_values<T>::of(simd_shuffle(i < 4 ? b0 : b1, ushort(col + 4 + from)));
+    d[0] = fma(up.x, left.x, fma(up.y, left.y, d[0]));
+    d[1] = fma(up.x, right.x, fma(up.y, right.y, d[1]));
+    d[2] = fma(down.x, left.x, fma(down.y, left.y, d[2]));
+    d[3] = fma(down.x, right.x, fma(down.y, right.y, d[3]));
+  }
+}
+
+//: mma_16x8x16_first
+// The same with d = a b.
+template <typename T>
+METAL_FUNC void mma_16x8x16_first(thread float* d, uint a0, uint a1, uint a2, uint a3, uint b0, uint b1, ushort lane) {
+  d[0] = d[1] = d[2] = d[3] = 0.0f;
+  mma_16x8x16<T>(d, a0, a1, a2, a3, b0, b1, lane);
+}
+
+//: load_words
+// COUNT words from `from`, an address of elements of two or four bytes. Where `vectors` says that the address is a
+// multiple of COUNT words, or of 16 bytes, CUDA loads up to 16 bytes at once.
+template <int COUNT, typename P>
+METAL_FUNC void load_words(thread uint* to, P from, bool) {
+#pragma unroll
+  for (int i = 0; i < COUNT; i++) {
+    if (sizeof(from[0]) == 2) {
+      to[i] = bits_of(from[2 * i]) | (bits_of(from[2 * i + 1]) << 16);
+    } else {
+      to[i] = bits_of(from[i]);
+    }
+  }
+}
