@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from backend_core.reference import decode, rounding_bound, unpack, worst_ratio
+from backend_core.reference import decode, rounding_bound, worst_ratio
 from backend_core.testing import lab
 
 #: Metal's name of an element type -> mlx's name and half the distance of 1 to the next number.
@@ -48,11 +48,9 @@ class Affine:
         return decode("affine", self.bits, self.group, self.weight, scales, biases)
 
     def rounding_of_values(self) -> np.ndarray:
-        """What each value loses when a kernel computes scale * code and adds bias in the type `metal`."""
-        half_step = TYPES[self.metal][1]
-        scales = np.repeat(np.abs(lab.to_float32(self.scales).astype(np.float64)), self.group, axis=1)
-        codes = unpack(self.weight, self.bits, scales.shape[1])
-        return half_step * (scales * codes * (1 + half_step) + np.abs(self.values()))
+        """What each value loses in a kernel that computes scale * code + bias in float and stores the type `metal`."""
+        bias, value = self.bias_sizes(), np.abs(self.values())
+        return TYPES[self.metal][1] * value + 2.0**-24 * (2 * value + bias)
 
     def bias_sizes(self) -> np.ndarray:
         """|bias| of each value, (rows, columns) float64."""
