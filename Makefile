@@ -67,7 +67,7 @@ $(STAMPS)/demo-model: $(STAMPS)/base
 
 $(STAMPS)/test: $(STAMPS)/core
 	@$(STEP) "test tools and mlx-vlm" 60 $(PIP) install "mlx-vlm==0.7.10" "pytest>=8" "pytest-timeout>=2.3" \
-	  "hypothesis>=6.100" "pytest-benchmark>=5" "ruff>=0.12" "mypy>=1.15" "gguf>=0.17"
+	  "hypothesis>=6.100" "pytest-benchmark>=5" "ruff>=0.12" "mypy>=1.15" "gguf>=0.17" "ziglang>=0.17"
 	@touch $@
 
 $(STAMPS)/docs: $(STAMPS)/base

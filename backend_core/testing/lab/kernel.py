@@ -100,11 +100,15 @@ class MetalKernel:
         outputs = [(n, dtype_of(d)) for n, d in zip(self.output_names, output_dtypes, strict=True)]
         return generate(self.name, self.source, self.header, inputs, outputs, template, self.atomic_outputs)
 
-    def _load(self, text: Generated) -> module.Module:
+    def whole_text(self, text: Generated) -> tuple[str, tuple[tuple[str, str], ...]]:
+        """Header, signature and body with line directives, and the texts that these name."""
         head, body = f"{self.name}.header.metal", f"{self.name}.metal"
         whole = f'#line 1 "{head}"\n{text.header}\n#line 1 "{self.name}.signature"\n{text.before}'
         whole += f'#line 1 "{body}"\n{self.source}\n#line 1 "{self.name}.signature"\n{text.after}'
-        texts = ((head, self.header), (body, self.source))
+        return whole, ((head, self.header), (body, self.source))
+
+    def _load(self, text: Generated) -> module.Module:
+        whole, texts = self.whole_text(text)
         return module.load(whole, texts, include="lab/mlx_utils.h")
 
     def _inputs(self, inputs: Sequence[Any]) -> list[_Input]:

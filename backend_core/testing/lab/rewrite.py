@@ -44,6 +44,7 @@ class Rewritten:
     kernels: dict[str, KernelText] = field(default_factory=dict)
     host_names: dict[str, str] = field(default_factory=dict)  # host name -> "function<arguments>"
     constants: dict[str, int] = field(default_factory=dict)  # variable -> function constant index
+    bodies: list[tuple[int, int]] = field(default_factory=list)  # first and last token of each kernel's body
 
 
 def rewrite(text: str) -> Rewritten:
@@ -51,10 +52,10 @@ def rewrite(text: str) -> Rewritten:
     tokens = Tokens(text)
     out = Rewritten("")
     drop_twins(tokens)
-    _take_host_names(tokens, out)
-    _take_kernels(tokens, out)
-    _take_function_constants(tokens, out)
-    _share_threadgroup_variables(tokens)
+    take_host_names(tokens, out)
+    take_kernels(tokens, out)
+    take_function_constants(tokens, out)
+    share_threadgroup_variables(tokens)
     _make_constant_const(tokens)
     _rewrite_swizzles(tokens)
     out.text = "".join(tokens.text)
@@ -70,7 +71,7 @@ def _attributes(text: str) -> list[tuple[str, str]]:
     return found
 
 
-def _take_host_names(t: Tokens, out: Rewritten) -> None:
+def take_host_names(t: Tokens, out: Rewritten) -> None:
     """`template [[host_name("n")]] [[kernel]] ... f<args>...;` is remembered and taken out."""
     for i, text in enumerate(t.text):
         if text != "template" or t.kind[i] != "name":
@@ -100,7 +101,7 @@ def _take_host_names(t: Tokens, out: Rewritten) -> None:
         t.blank(i, end)
 
 
-def _take_kernels(t: Tokens, out: Rewritten) -> None:
+def take_kernels(t: Tokens, out: Rewritten) -> None:
     """Finds `[[kernel]] void f(...)` and `kernel void f(...)`, takes the attributes of the parameters out."""
     i = 0
     while i < len(t.text):
@@ -141,6 +142,9 @@ def _take_signature(t: Tokens, i: int, out: Rewritten, is_template: bool) -> Non
     if i >= len(t.text) or name in out.kernels:
         return
     close = t.closing(i)
+    body = t.next(close + 1)
+    if body < len(t.text) and t.text[body] == "{":
+        out.bodies.append((body, t.closing(body)))
     params: list[Param] = []
     start, j, last_name, attributes = i + 1, i + 1, "", list[tuple[str, str]]()
     while j <= close:
@@ -166,7 +170,7 @@ def _take_signature(t: Tokens, i: int, out: Rewritten, is_template: bool) -> Non
     out.kernels[name] = KernelText(name, params, is_template)
 
 
-def _take_function_constants(t: Tokens, out: Rewritten) -> None:
+def take_function_constants(t: Tokens, out: Rewritten) -> None:
     """`constant bool x [[function_constant(3)]];` becomes a variable that the host sets."""
     for i, text in enumerate(t.text):
         if text != "[[":
@@ -205,18 +209,24 @@ def _make_constant_const(t: Tokens) -> None:
         t.text[i] = "" if said or behind else "const"
 
 
-def _share_threadgroup_variables(t: Tokens) -> None:
+_STORAGE = (
+    'lab_type_{0}& {0} = *static_cast<lab_type_{0}*>(lab_threadgroup_variable("{0}", __LINE__, sizeof(lab_type_{0}), '
+    "alignof(lab_type_{0})));"
+)
+
+
+def share_threadgroup_variables(t: Tokens, shared: str = _STORAGE) -> None:
     """`threadgroup T a[4], b;` becomes references to storage of the group; pointers stay as they are."""
     i = 0
     while i < len(t.text):
         if t.text[i] == "threadgroup" and t.kind[i] == "name":
             before = t.previous(i - 1)
             if before < 0 or t.text[before][-1] in ";{}:":
-                i = _share(t, i)
+                i = _share(t, i, shared)
         i += 1
 
 
-def _share(t: Tokens, i: int) -> int:
+def _share(t: Tokens, i: int, shared: str) -> int:
     end = i
     first_name = -1
     pending = -1  # the last name, once we know that the type is complete
@@ -253,11 +263,7 @@ def _share(t: Tokens, i: int) -> int:
             bounds += " ".join(t.join(j, close).split())
             j = close
         elif text in (",", ";"):
-            parts.append(
-                f"using lab_type_{name} = {base} {bounds}; lab_type_{name}& {name} = "
-                f'*static_cast<lab_type_{name}*>(lab_threadgroup_variable("{name}", __LINE__, '
-                f"sizeof(lab_type_{name}), alignof(lab_type_{name})));"
-            )
+            parts.append(f"using lab_type_{name} = {base} {bounds}; " + shared.format(name))
             if text == ";":
                 end = j
                 break

@@ -80,6 +80,18 @@ class Tokens:
             i += 1
         raise LabError("template arguments are never closed")
 
+    def place(self, i: int) -> tuple[str, int]:
+        """File and line of the token at i, by the line markers before it."""
+        lines = 0
+        for j in range(i - 1, -1, -1):
+            if self.kind[j] == "marker":
+                match = re.match(r'[ \t]*#(?:line)?\s*(\d+)\s+"([^"]*)"', self.text[j])
+                if match:
+                    # The marker's own line break does not count.
+                    return match.group(2), int(match.group(1)) + lines - 1
+            lines += self.text[j].count("\n")
+        return "", lines + 1
+
     def blank(self, first: int, last: int) -> None:
         """Takes tokens out, but for line breaks and markers."""
         for j in range(first, last + 1):

@@ -1,0 +1,104 @@
+"""Turns preprocessed Metal text into OpenCL C++ for the type check: address spaces stay, names of OpenCL go."""
+
+from __future__ import annotations
+
+import re
+
+from .rewrite import (
+    Rewritten,
+    share_threadgroup_variables,
+    take_function_constants,
+    take_host_names,
+    take_kernels,
+)
+from .tokens import Tokens
+
+_VECTOR = re.compile(r"(?:packed_)?(?:bool|u?char|u?short|u?int|u?long|half|bfloat|float)[234]\Z")
+#: Words that mean something in OpenCL and are names in Metal.
+_RENAMED = {
+    **{f"atomic_{t}": f"metal_atomic_{t}" for t in ("int", "uint", "bool", "float", "ulong")},
+    **{
+        word: f"{word}_in_metal"
+        for word in (
+            "local",
+            "global",
+            "generic",
+            "read_only",
+            "write_only",
+            "read_write",
+            "pipe",
+            "complex",
+            "event_t",
+        )
+    },
+}
+
+
+def rewrite_for_check(text: str) -> tuple[str, list[str], list[tuple[str, str, int]]]:
+    """Rewrites preprocessed Metal text for a compiler that has its address spaces and vectors.
+
+    Returns the text, the ``function<arguments>`` that host names instantiate, and threadgroup variables that are
+    declared outside of kernels, as (name, file, line).
+    """
+    t = Tokens(text)
+    for i, word in enumerate(t.text):
+        if t.kind[i] == "name":
+            t.text[i] = _RENAMED.get(word, word)
+        elif t.kind[i] == "number" and word.endswith("bf"):
+            t.text[i] = f"((bfloat){word.removesuffix('bf')}f)"
+        if word == "thread" and _is_reference(t, i):
+            t.text[i] = ""  # a reference to the private address space takes no temporary there; a generic one does
+    found = Rewritten("")
+    take_host_names(t, found)
+    take_kernels(t, found)
+    take_function_constants(t, found)
+    outside = _outside_of_kernels(t, found)
+    share_threadgroup_variables(t, shared="threadgroup lab_type_{0}& {0} = *lab_shared<lab_type_{0}>();")
+    for i in range(len(t.text)):
+        if t.kind[i] == "name":
+            _name_constructor(t, i)
+    return "".join(t.text), list(found.host_names.values()), outside
+
+
+def _is_reference(t: Tokens, i: int) -> bool:
+    """Whether the `thread` at i belongs to a reference."""
+    while i < len(t.text) and t.text[i] not in ("*", "&", ",", ")", ";", "=", "(", "{"):
+        i = t.after_angles(i) if t.text[i] == "<" else i + 1
+    return i < len(t.text) and t.text[i] == "&"
+
+
+def _name_constructor(t: Tokens, i: int) -> None:
+    """`float4(a, b)` and `vec<T, 4>(a, b)` become calls of a template: vectors have no constructors there."""
+    word, after, before = t.text[i], t.next(i + 1), t.previous(i - 1)
+    if after >= len(t.text):
+        return
+    declared = before >= 0 and t.kind[before] == "name" and t.text[before] != "return"
+    if _VECTOR.match(word) and t.text[after] == "(" and not declared:
+        t.text[i] = f"metal::lab_make<{word}>"
+    elif word == "vec" and t.text[after] == "<":
+        behind = t.after_angles(after)
+        following = t.next(behind)
+        if following < len(t.text) and t.text[following] == "(":
+            inner = t.join(i, behind - 1)
+            if before >= 0 and t.text[before] == "::":
+                t.blank(t.previous(before - 1), before)
+            t.blank(i, behind - 1)
+            t.text[i] = f"metal::lab_make<metal::{inner}>"
+
+
+def _outside_of_kernels(t: Tokens, found: Rewritten) -> list[tuple[str, str, int]]:
+    out = []
+    for i, text in enumerate(t.text):
+        if text != "threadgroup" or t.kind[i] != "name" or any(a <= i <= b for a, b in found.bodies):
+            continue
+        before = t.previous(i - 1)
+        if before >= 0 and t.text[before][-1] not in ";{}:":
+            continue
+        j = t.next(i + 1)
+        name = ""
+        while j < len(t.text) and t.text[j] not in (";", "*", "&", "(", "=", "[", ","):
+            name = t.text[j] if t.kind[j] == "name" else name
+            j = t.after_angles(j) if t.text[j] == "<" else t.next(j + 1)
+        if j < len(t.text) and t.text[j] in (";", "[", ","):
+            out.append((name, *t.place(i)))
+    return out

@@ -1,0 +1,161 @@
+"""The type check refuses what Metal's compiler refuses, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from backend_core.testing import lab
+
+pytestmark = pytest.mark.lab
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(autouse=True, scope="module")
+def type_checker() -> Iterator[None]:
+    try:
+        lab.find_type_checker()
+    except lab.CompilerMissing as e:
+        pytest.skip(str(e))
+    yield
+
+
+@pytest.mark.parametrize("name", ["faults.metal", "functions.metal"])
+def test_good_files_pass(name: str) -> None:
+    assert lab.check_msl(HERE / name) == ()
+
+
+def test_template_instances_are_checked() -> None:
+    text = """
+        #include <metal_stdlib>
+        using namespace metal;
+        template <typename T> T twice(T x) { return x.none; }
+        template <typename T> kernel void f(device T* o) { o[0] = twice(o[0]); }
+    """
+    assert lab.check_msl(text) == ()
+    (found,) = lab.check_msl(text, ["f<float>"])
+    assert "twice" in found.source and found.line == 4
+
+
+FAULTS = {
+    "constant to device": (
+        "float first(device const float* p) { return p[0]; }\n"
+        "kernel void f(constant float* a, device float* o) { o[0] = first(a); }",
+        2, "no matching function",
+    ),
+    "threadgroup to device": (
+        "kernel void f(device float* o) { threadgroup float s[4]; device float* p = s; o[0] = p[0]; }",
+        1, "__local",
+    ),
+    "write to constant": ("kernel void f(constant float* a) { a[0] = 1; }", 1, "constant"),
+    "threadgroup outside of a kernel": (
+        "float g(uint i) {\n  threadgroup float s[4];\n  return s[i];\n}\n"
+        "kernel void f(device float* o) { o[0] = g(1); }",
+        2, "outside of a kernel",
+    ),
+    "double": ("kernel void f(device float* o) {\n  double d = 1;\n  o[0] = d;\n}", 2, "double"),
+    "half and float": (
+        "kernel void f(device half* h, device float* o) {\n  o[0] = max(h[0], o[0]);\n}", 2, "ambiguous"
+    ),
+    "integer in exp": ("kernel void f(device float* o) { o[0] = exp(1); }", 1, "ambiguous"),
+    "no address space": ("void g(float* p) { p[0] = 1; }\nkernel void f(device float* o) { }", 1, "without an address"),
+    "no address space for a reference": (
+        "struct S { float v; };\nfloat g(const S& s) { return s.v; }\nkernel void f(device float* o) { }",
+        2, "reference without",
+    ),
+    "function pointer": (
+        "float g(float x) { return x; }\nkernel void f(device float* o) { float (*p)(float) = g; o[0] = p(1); }",
+        2, "pointers to functions",
+    ),
+    "virtual": ("struct S { virtual int v(); };\nkernel void f(device float* o) { }", 1, "virtual"),
+    "exceptions": ("kernel void f(device float* o) { try { o[0] = 1; } catch (...) { } }", 1, "exceptions"),
+    "standard library": ("kernel void f(device float* o) { o[0] = std::max(1, 2); }", 1, "std"),
+    "vector of half as float": (
+        "kernel void f(device half4* h, device float4* o) { float4 v = h[0]; o[0] = v; }", 1, "half4"
+    ),
+    "too few parts": ("kernel void f(device float4* o) {\n  o[0] = float4(o[0].xy, 1.0f);\n}", 2, "float4"),
+}  # fmt: skip
+
+NEAR_MISSES = {
+    "constant by a template": (
+        "template <typename P> float first(P p) { return p[0]; }\n"
+        "kernel void f(constant float* a, device float* o) { o[0] = first(a) + first(o); }"
+    ),
+    "threadgroup in a kernel": (
+        "float g(threadgroup float* s, uint i) { return s[i]; }\n"
+        "kernel void f(device float* o) { threadgroup float s[4], t; s[0] = t = 1; o[0] = g(s, 0); }"
+    ),
+    "half and float": (
+        "kernel void f(device half* h, device float* o) { o[0] = max(float(h[0]), o[0]) * h[1] + 1.0; h[0] = 1.0h; }"
+    ),
+    "thread pointers": (
+        "void g(thread float* p, const thread float& x) { p[0] = x; }\n"
+        "kernel void f(device float* o) { float v[2]; g(v, 2.0f); o[0] = v[0]; }"
+    ),
+    "vectors": (
+        "kernel void f(device half4* h, device float4* o, constant float4& c) {\n"
+        "  float4 v = float4(h[0]) * c.wzyx; v.xy = float2(1, 2);\n"
+        "  o[0] = fma(v, float4(2.0f), vec<float, 4>(v.xy, v.zw)); }"
+    ),
+    "bfloat": "kernel void f(device bfloat* b, device float* o) { o[0] = b[0] * 2.0f; b[1] = bfloat(o[0]) + 1.0bf; }",
+    "names of OpenCL": "kernel void f(device float* o, uint local) { uint global = local; o[global] = 1; }",
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_are_found(name: str) -> None:
+    text, line, message = FAULTS[name]
+    found = lab.check_msl("#include <metal_stdlib>\nusing namespace metal;\n" + text)
+    assert found, "nothing found"
+    assert any(f.line == line + 2 and message in str(f) for f in found), [str(f) for f in found]
+
+
+@pytest.mark.parametrize("name", NEAR_MISSES)
+def test_near_misses_pass(name: str) -> None:
+    found = lab.check_msl("#include <metal_stdlib>\nusing namespace metal;\n" + NEAR_MISSES[name])
+    assert found == (), [str(f) for f in found]
+
+
+def test_every_input_is_also_checked_as_constant() -> None:
+    header = "inline float first(const device half* p, uint i) { return p[i]; }\n"
+    source = "uint i = thread_position_in_grid.x;\no[i] = T(first(scales, i) * x[i]);"
+    bad = lab.metal_kernel("scaled", ["scales", "x"], ["o"], source, header)
+    scales, x = np.zeros(8, np.float16), np.zeros(64, np.float16)
+    call = {"inputs": [scales, x], "output_dtypes": [lab.float16], "template": [("T", lab.float16)]}
+    found = lab.check_types(bad, **call)
+    assert found and {f.variant for f in found} == {"'scales' in constant"}
+    assert (found[0].file, found[0].line) == ("scaled.metal", 2)
+    assert "no matching function for call to 'first'" in str(found[0])
+    good = lab.metal_kernel(
+        "scaled", ["scales", "x"], ["o"], source,
+        "template <typename P> inline float first(P p, uint i) { return p[i]; }\n",
+    )  # fmt: skip
+    assert lab.check_types(good, **call) == ()
+    small = lab.check_types(
+        bad, inputs=[np.zeros(7, np.float16), x], output_dtypes=[lab.float16], template=call["template"]
+    )
+    assert {f.variant for f in small} == {"as given"}
+
+
+def test_bfloat_maths_exist_only_behind_mlx() -> None:
+    body = "o[thread_position_in_grid.x] = exp(a[thread_position_in_grid.x]);"
+    kernel = lab.metal_kernel("exponents", ["a"], ["o"], body)
+    facts = lab.InputFacts("a", lab.bfloat16, 64, 1)
+    assert lab.check_types(kernel, inputs=[facts], output_dtypes=[lab.bfloat16]) == ()
+
+
+def test_without_a_checker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import importlib.util
+
+    from backend_core.testing.lab import typecheck
+
+    typecheck.find_type_checker.cache_clear()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(lab.CompilerMissing, match="pip install ziglang"):
+        lab.find_type_checker()
+    typecheck.find_type_checker.cache_clear()
