@@ -18,8 +18,6 @@ FLOATS = ("float32", "float16", "bfloat16")
 MOST_ROWS = 8
 #: SIMD groups of a threadgroup of the matrix-vector kernel.
 QMV_SIMD_GROUPS = 4
-#: Groups of weights that a SIMD group of the matrix kernel loads at once.
-_CHUNK = 4
 
 
 def _file(name: str) -> Any:
@@ -79,23 +77,21 @@ def mma_shape(n: int, k: int, group_size: int) -> tuple[int, int]:
 
     The SIMD groups decide in which order sums are made, so they must not depend on the number of rows.
     """
-    tiles = 4 if n >= 64 * 256 else 2 if n >= 32 * 200 else 1
-    chunks = _ceil(k // group_size, _CHUNK)
-    best = min(range(4, 11), key=lambda s: (_ceil(chunks, s) * s, -s))
-    return tiles, min(best, max(chunks, 1))
+    groups = k // group_size
+    best = min(range(4, 9), key=lambda s: (_ceil(groups, s) * s, -s))
+    return 2 if n >= 32 * 200 else 1, min(best, max(groups, 1))
 
 
 def _mma_geometry(*, rows: int, n: int, k: int, bits: int, group_size: int, x_dtype: str, scales_dtype: str,
-                  out_dtype: str, symmetric: int = 0, has_bias: bool = False, tiles: int = 0, simd_groups: int = 0, depth: int = 3,
-                  **_: Any) -> Launch:  # fmt: skip
+                  out_dtype: str, symmetric: int = 0, has_bias: bool = False, tiles: int = 0, simd_groups: int = 0,
+                  depth: int = 3, **_: Any) -> Launch:  # fmt: skip
     usual = mma_shape(n, k, group_size)
     tiles, simd_groups = tiles or usual[0], simd_groups or usual[1]
     at_once = 1 if rows == 1 else 8 if rows <= 8 else 16
-    if at_once == 16:
-        tiles = min(tiles, 2)
     template = (
-        ("T", x_dtype), ("S", scales_dtype), ("O", out_dtype), ("BITS", bits), ("GS", group_size), ("ROWS", at_once), ("TILES", tiles),
-        ("SIMD_GROUPS", simd_groups), ("DEPTH", depth), ("SYMMETRIC", symmetric), ("HAS_BIAS", has_bias),
+        ("T", x_dtype), ("S", scales_dtype), ("O", out_dtype), ("BITS", bits), ("GS", group_size), ("ROWS", at_once),
+        ("TILES", tiles), ("SIMD_GROUPS", simd_groups), ("DEPTH", depth), ("SYMMETRIC", symmetric),
+        ("HAS_BIAS", has_bias),
     )  # fmt: skip
     lanes = 32 * simd_groups
     return Launch(template, (lanes * _ceil(n, 16 * tiles), _ceil(rows, at_once), 1), (lanes, 1, 1))

@@ -1,0 +1,440 @@
+"""Checks and times the CUDA kernels on a GPU host, from a source tree.
+
+    PYTHONPATH=. python tools/gpu_check.py --out DIR check tune decode
+
+Sections, each within five minutes (``--seconds`` ends one early, and says so):
+
+    check     every format, dtype, number of rows and edge against float64; bits of a row alone and among others
+    tune      kernel time of the matrix kernel under several geometries, one row
+    decode    1, 2 and 4 rows next to stock mlx: time per call, and time of the kernel alone
+    launch    an empty kernel, and the bandwidth of a copy
+
+Weights are cycled through more than the second-level cache. Kernel times come from CUPTI through torch's profiler where
+torch is installed; without it they are left out. Results go to DIR/gpu_check.json, and tables to DIR/gpu_check.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "plugins/bonsai_qmv/src")]
+
+#: Output x input features of Qwen3.6-27B.
+SHAPES = ((8192, 5120), (17408, 5120), (5120, 17408))
+#: Bytes of weights that calls cycle through: four times the second-level cache of an H200.
+CYCLE = 240 << 20
+SECTIONS = ("check", "launch", "tune", "decode")
+
+
+class Run:
+    """What was found so far, written after every step, and when to stop."""
+
+    def __init__(self, out: Path, seconds: float) -> None:
+        self.out, self.seconds = out, seconds
+        self.results: dict[str, Any] = {}
+        self.tables: list[str] = []
+        self.end = 0.0
+
+    def begin(self, section: str) -> None:
+        self.end = time.time() + self.seconds
+        self.say(f"\n## {section}\n")
+
+    def late(self) -> bool:
+        if time.time() > self.end:
+            self.say("(stopped: out of time)")
+        return time.time() > self.end
+
+    def say(self, line: str) -> None:
+        print(line, flush=True)
+        self.tables.append(line)
+        (self.out / "gpu_check.md").write_text("\n".join(self.tables) + "\n")
+
+    def keep(self, section: str, entry: dict[str, Any]) -> None:
+        self.results.setdefault(section, []).append(entry)
+        (self.out / "gpu_check.json").write_text(json.dumps(self.results, indent=1))
+
+
+# Inputs and calls
+
+
+def floats(a: np.ndarray, dtype: str) -> Any:
+    import mlx.core as mx
+
+    return mx.array(a.astype(np.float32)).astype(getattr(mx, dtype))
+
+
+def as_float64(a: Any) -> np.ndarray:
+    import mlx.core as mx
+
+    return np.array(a.astype(mx.float32)).astype(np.float64)
+
+
+def make(rng: Any, n: int, k: int, bits: int, group: int, dtype: str, symmetric: int) -> list[Any]:
+    """[w, scales, biases] with random codes."""
+    import mlx.core as mx
+
+    w = mx.array(rng.integers(0, 1 << 32, (n, k // 32 * bits), dtype=np.uint32))
+    scales = floats(rng.uniform(0.01, 0.03, (n, k // group)), dtype)
+    biases = scales * (-0.5 * symmetric) if symmetric else floats(rng.normal(0, 0.02, (n, k // group)), dtype)
+    return [w, scales, biases.astype(scales.dtype)]
+
+
+def caller(kernel: Any, facts: dict[str, Any], **over: Any) -> Any:
+    """f(x, w, scales, biases) -> y for the kernel under this geometry."""
+    import mlx.core as mx
+
+    from backend_core.simt import arguments
+
+    launch = kernel.launch(**facts, **over)
+    call, keywords = kernel.cuda(), arguments(launch, mx)
+    dtype = [getattr(mx, facts["out_dtype"])]
+
+    def f(x: Any, w: Any, scales: Any, biases: Any) -> Any:
+        shape = [(*x.shape[:-1], facts["n"])]
+        return call(inputs=[x, w, scales, biases, scales], output_shapes=shape, output_dtypes=dtype, **keywords)[0]
+
+    return f
+
+
+def facts_of(rows: int, n: int, k: int, bits: int, group: int, x: str, s: str, symmetric: int = 0) -> dict[str, Any]:
+    out = x if x == s else "float32"
+    return {"rows": rows, "n": n, "k": k, "bits": bits, "group_size": group, "x_dtype": x, "scales_dtype": s,
+            "out_dtype": out, "symmetric": symmetric}  # fmt: skip
+
+
+# check
+
+
+def cases() -> list[tuple[Any, ...]]:
+    """(kernel, bits, group, x dtype, scales dtype, n, k, symmetric)."""
+    from bonsai_qmv import gpu_kernels as g
+
+    found: list[tuple[Any, ...]] = []
+    for bits, group, dtype in itertools.product((1, 2, 4, 8), (32, 64, 128), ("float16", "bfloat16")):
+        if not g.AFFINE_MMA.eligible(bits=bits, group_size=group, x_dtype=dtype, scales_dtype=dtype, k=group):
+            found.append(("affine_mma", bits, group, dtype, dtype, 200, group * 9, 0))
+    for bits, dtype in itertools.product((1, 2), ("float16", "bfloat16")):
+        found.append(("affine_mma", bits, 128, dtype, dtype, 7, 128, 0))
+        found.append(("affine_mma", bits, 128, dtype, dtype, 24, 2176, 1 if bits == 1 else 2))
+        found.append(("affine_mma", bits, 128, dtype, "float32", 72, 640, 0))
+    for n, k in SHAPES:
+        found.append(("affine_mma", 2, 128, "float16", "float16", n, k, 2))
+        found.append(("affine_mma", 1, 128, "float16", "float16", n, k, 0))
+    for bits, group in itertools.product((1, 2, 4), (32, 64, 128)):
+        found.append(("affine_qmv", bits, group, "float32", "float32", 72, group * 9, 0))
+    for bits in (1, 2, 3, 5, 6, 8):
+        found.append(("affine_qmv", bits, 64, "float16", "float16", 23, 576, 0))
+    found += [("affine_qmv", 2, 128, "bfloat16", "bfloat16", 7, 128, 0), ("affine_qmv", 2, 128, "float32", "float16",
+               24, 1152, 2), ("affine_qmv", 1, 128, "float32", "float32", 17408, 5120, 1)]  # fmt: skip
+    return found
+
+
+def check_case(case: tuple[Any, ...]) -> dict[str, Any]:
+    """One format: rows 1..16 against float64, and every row against itself alone."""
+    import mlx.core as mx
+    from bonsai_qmv import gpu_kernels as g
+    from bonsai_qmv import reference
+
+    name, bits, group, dtype, scales_dtype, n, k, symmetric = case
+    kernel = {kernel.name: kernel for kernel in g.KERNELS}[name]
+    rng = np.random.default_rng(abs(hash(case[1:3])) % 1000 + n + k)
+    w, scales, biases = make(rng, n, k, bits, group, scales_dtype, symmetric)
+    facts = facts_of(1, n, k, bits, group, dtype, scales_dtype, symmetric)
+    x = floats(rng.standard_normal((16, k)), dtype)
+    rows = (1, 2, 5, 8, 9, 16) if name == "affine_mma" else (1, 3, 5, 16)
+    begin = time.time()
+    results = {m: caller(kernel, {**facts, "rows": m})(x[:m], w, scales, biases) for m in rows}
+    single = caller(kernel, facts)
+    alone = [single(x[i : i + 1], w, scales, biases) for i in range(16)]
+    # A view that begins between multiples of 16 bytes.
+    shifted = mx.concatenate([x[:1].reshape(-1)[:1], x.reshape(-1)])[1:].reshape(16, k)
+    odd = caller(kernel, {**facts, "rows": 2})(shifted[:2], w, scales, biases)
+    mx.eval(results, alone, odd)
+    seconds = time.time() - begin
+    chosen = np.arange(n) if n <= 2048 else np.unique(np.r_[np.arange(n - 64, n), rng.integers(0, n, 1000)])
+    weights = reference.dequantize64(np.array(w)[chosen], as_float64(scales)[chosen], as_float64(biases)[chosen], bits)
+    y64, bound = reference.bound(as_float64(x), weights, facts["out_dtype"])
+    worst, unequal = 0.0, []
+    for m, y in results.items():
+        excess = np.abs(as_float64(y)[:, chosen] - y64[:m]) / bound[:m]
+        worst = max(worst, float(np.where(np.isnan(excess), np.inf, excess).max()))
+        if m <= 16:
+            unequal += [f"{m} rows, row {i}" for i in range(m) if not bool(mx.array_equal(y[i], alone[i][0]))]
+    if not bool(mx.array_equal(odd, results[rows[1]][:2])):
+        unequal.append("an unaligned x")
+    label = f"{name} {bits}-bit g{group} {dtype}/{scales_dtype} {n}x{k} sym {symmetric}"
+    return {"case": label, "worst": worst, "unequal": unequal[:4], "seconds": round(seconds, 2)}
+
+
+def check(run: Run, jobs: int) -> None:
+    """Cases in several processes, since most of the time goes into compiling."""
+    todo = cases()
+    with tempfile.TemporaryDirectory() as folder:
+        workers = []
+        for j in range(jobs):
+            out = Path(folder) / f"{j}.json"
+            command = [sys.executable, __file__, "--worker", f"{j}/{jobs}", "--out", str(out)]
+            pipe = subprocess.PIPE
+            workers.append((out, subprocess.Popen(command, stdout=pipe, stderr=subprocess.STDOUT, text=True)))
+        done, bad = 0, 0
+        for out, process in workers:
+            try:
+                text, _ = process.communicate(timeout=max(run.end - time.time(), 1))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                text, _ = process.communicate()
+            for entry in json.loads(out.read_text()) if out.is_file() else []:
+                run.keep("check", entry)
+                wrong = "error" in entry or not entry["worst"] <= 1.0 or entry["unequal"]
+                done, bad = done + 1, bad + bool(wrong)
+                if wrong:
+                    run.say(f"WRONG {entry}")
+            if process.returncode:
+                run.say(f"worker ended with {process.returncode}: {text[-1500:]}")
+    entries = [e for e in run.results.get("check", []) if "worst" in e]
+    worst = max((e["worst"] for e in entries), default=float("nan"))
+    run.say(f"{done} of {len(todo)} cases, {bad} wrong; largest error {worst:.3f} of the bound")
+
+
+def worker(part: str, out: Path) -> None:
+    j, jobs = map(int, part.split("/"))
+    entries = []
+    for case in cases()[j::jobs]:
+        try:
+            entries.append(check_case(case))
+        except Exception as error:
+            entries.append({"case": str(case), "error": f"{type(error).__name__}: {error}"[:2000]})
+        out.write_text(json.dumps(entries))
+
+
+# Times
+
+
+def per_call(call: Any, sets: list[list[Any]], calls: int) -> float:
+    """Microseconds per call of `calls` calls in one evaluation, over the sets in turn."""
+    import mlx.core as mx
+
+    mx.synchronize()
+    begin = time.perf_counter()
+    mx.eval([call(*sets[i % len(sets)]) for i in range(calls)])
+    mx.synchronize()
+    return (time.perf_counter() - begin) / calls * 1e6
+
+
+def kernel_times(call: Any, sets: list[list[Any]], calls: int) -> dict[str, list[float]]:
+    """Microseconds of each kernel by name, from CUPTI; empty without torch."""
+    import mlx.core as mx
+
+    try:
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+    except ImportError:
+        return {}
+    torch.cuda.init()
+    with tempfile.TemporaryDirectory() as folder:
+        with profile(activities=[ProfilerActivity.CUDA]) as p:
+            mx.eval([call(*sets[i % len(sets)]) for i in range(calls)])
+            mx.synchronize()
+            torch.cuda.synchronize()
+        path = Path(folder) / "trace.json"
+        p.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    found: dict[str, list[float]] = {}
+    for e in events:
+        if e.get("cat") == "kernel":
+            found.setdefault(e["name"], []).append(float(e["dur"]))
+    return found
+
+
+def kernel_time(call: Any, sets: list[list[Any]], calls: int) -> float:
+    """Median microseconds of all kernels of one call together, NaN if unknown."""
+    total = 0.0
+    for times in kernel_times(call, sets, calls).values():
+        if len(times) >= calls // 2:
+            total += statistics.median(times) * round(len(times) / calls)
+    return total or float("nan")
+
+
+def weight_sets(n: int, k: int, bits: int, rows: int, symmetric: int, dtype: str = "float16") -> list[list[Any]]:
+    """Enough [x, w, scales, biases] to leave the second-level cache behind."""
+    import mlx.core as mx
+
+    rng = np.random.default_rng(5)
+    count = max(4, -(-CYCLE // (n * k * bits // 8)))
+    first = make(rng, n, k, bits, 128, dtype, symmetric)
+    x = floats(rng.standard_normal((rows, k)), dtype)
+    sets = [[x, first[0] ^ mx.array(i, mx.uint32), first[1] + 0, first[2] + 0] for i in range(count)]
+    mx.eval(sets)
+    return sets
+
+
+def bytes_of(n: int, k: int, bits: int, symmetric: int, itemsize: int = 2) -> int:
+    return n * k * bits // 8 + n * (k // 128) * itemsize * (1 if symmetric else 2)
+
+
+def launch(run: Run) -> None:
+    import mlx.core as mx
+
+    source = "if (threadIdx.x == 0) y[0] = x[0];"
+    empty = mx.fast.cuda_kernel(name="empty", input_names=["x"], output_names=["y"], source=source)
+    x = mx.zeros((32,), mx.float32)
+    keywords: dict[str, Any] = {"output_shapes": [(1,)], "output_dtypes": [mx.float32]}
+    keywords.update(grid=(32, 1, 1), threadgroup=(32, 1, 1))
+
+    def call(x: Any) -> Any:
+        return empty(inputs=[x], **keywords)[0]
+
+    per_call(call, [[x]], 50)
+    times = [per_call(call, [[x]], 200) for _ in range(7)]
+    alone = kernel_time(call, [[x]], 100)
+    big = mx.zeros((1 << 28,), mx.float32) + 1
+    mx.eval(big)
+    copies = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        mx.eval(mx.negative(big))
+        mx.synchronize()
+        copies.append(time.perf_counter() - begin)
+    copy = 2 * big.nbytes / min(copies) / 1e9
+    us = statistics.median(times)
+    run.keep("launch", {"empty_us": us, "empty_kernel_us": alone, "copy_gbps": copy})
+    run.say(f"an empty kernel {us:.1f} us per call, {alone:.1f} us by itself; copy {copy:.0f} GB/s")
+
+
+def tune(run: Run) -> None:
+    from bonsai_qmv import gpu_kernels as g
+
+    run.say("| bits | shape | tiles | simd groups | depth | kernel us | GB/s |")
+    run.say("|---|---|---|---|---|---|---|")
+    for bits, (n, k) in itertools.product((2, 1), SHAPES):
+        sets = weight_sets(n, k, bits, 1, 0)
+        best: list[tuple[float, str]] = []
+        for tiles, groups, depth in itertools.product((1, 2, 4), (4, 8, 12), (2, 3, 4)):
+            if run.late():
+                return
+            # More registers than a multiprocessor has.
+            if (tiles == 4 and depth == 4) or (tiles > 1 and groups > 8):
+                continue
+            facts = facts_of(1, n, k, bits, 128, "float16", "float16")
+            head = f"| {bits} | {n}x{k} | {tiles} | {groups} | {depth} |"
+            try:
+                call = caller(g.AFFINE_MMA, facts, tiles=tiles, simd_groups=groups, depth=depth)
+                per_call(call, sets, 4)
+                us = kernel_time(call, sets, 2 * len(sets) if len(sets) > 12 else 24)
+                if us != us:
+                    us = min(per_call(call, sets, 100) for _ in range(3))
+            except Exception as error:
+                run.say(f"{head} {type(error).__name__}: {str(error)[:120]} | |")
+                continue
+            gbps = bytes_of(n, k, bits, 0) / us / 1e3
+            geometry = {"tiles": tiles, "simd_groups": groups, "depth": depth}
+            run.keep("tune", {"bits": bits, "n": n, "k": k, **geometry, "us": us})
+            best.append((us, f"{head} {us:.2f} | {gbps:.0f} |"))
+        for _, line in sorted(best)[:6] + sorted(best)[-1:]:
+            run.say(line)
+
+
+def decode(run: Run, rows: tuple[int, ...], stock: bool) -> None:
+    """Ours and stock in turns; ours symmetric and 1-bit too."""
+    import mlx.core as mx
+    from bonsai_qmv import gpu_kernels as g
+
+    run.say("| shape | rows | ours us | sym us | 1-bit us | stock us | ratio | kernel: ours | sym | 1-bit | stock "
+            "| GB/s |")  # fmt: skip
+    run.say("|---|---|---|---|---|---|---|---|---|---|---|---|")
+
+    def quantized(x: Any, w: Any, scales: Any, biases: Any) -> Any:
+        return mx.quantized_matmul(x, w, scales, biases, True, 128, 2)
+
+    for m, (n, k) in itertools.product(rows, SHAPES):
+        if run.late():
+            return
+        sets = weight_sets(n, k, 2, m, 0)
+        ones = weight_sets(n, k, 1, m, 0)
+        calls = {
+            "ours": (caller(g.AFFINE_MMA, facts_of(m, n, k, 2, 128, "float16", "float16")), sets),
+            "sym": (caller(g.AFFINE_MMA, facts_of(m, n, k, 2, 128, "float16", "float16", 2)), sets),
+            "1-bit": (caller(g.AFFINE_MMA, facts_of(m, n, k, 1, 128, "float16", "float16")), ones),
+        }
+        if stock:
+            calls["stock"] = (quantized, sets)
+        begin = time.time()
+        for call, arrays in calls.values():
+            per_call(call, arrays, 4)
+        warm = time.time() - begin
+        samples: dict[str, list[float]] = {name: [] for name in calls}
+        for turn in range(8):
+            order = list(calls.items())
+            for name, (call, arrays) in order if turn % 2 == 0 else reversed(order):
+                samples[name].append(per_call(call, arrays, 100))
+        us = {name: statistics.median(s) for name, s in samples.items()}
+        alone = {name: kernel_time(call, arrays, 48) for name, (call, arrays) in calls.items()}
+        entry = {"n": n, "k": k, "rows": m, "us": us, "samples": samples, "kernel_us": alone, "warm_s": warm}
+        run.keep("decode", entry)
+        ratio = us.get("stock", float("nan")) / us["ours"]
+        cells = [f"{us.get(c, float('nan')):.1f}" for c in ("ours", "sym", "1-bit", "stock")]
+        kernels = [f"{alone.get(c, float('nan')):.1f}" for c in ("ours", "sym", "1-bit", "stock")]
+        gbps = bytes_of(n, k, 2, 0) / alone["ours"] / 1e3
+        run.say(f"| {n}x{k} | {m} | {' | '.join(cells)} | {ratio:.2f} | {' | '.join(kernels)} | {gbps:.0f} |")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sections", nargs="*", default=list(SECTIONS), help=f"of {', '.join(SECTIONS)}")
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")), help="directory of the results")
+    parser.add_argument("--seconds", type=float, default=290, help="limit of a section")
+    parser.add_argument("--jobs", type=int, default=8, help="processes of the section check")
+    parser.add_argument("--rows", default="1,2,4", help="rows of the section decode")
+    parser.add_argument("--no-stock", action="store_true",
+                        help="leave out stock, whose first calls compile for minutes")  # fmt: skip
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    unknown = [s for s in options.sections if s not in SECTIONS]
+    if unknown:
+        parser.error(f"unknown section {unknown[0]!r}; there are {', '.join(SECTIONS)}")
+    try:
+        import mlx.core as mx
+    except ImportError as error:
+        print(f"mlx cannot be imported ({error}): put it on PYTHONPATH and CUDA's libraries on LD_LIBRARY_PATH")
+        return 2
+    if not mx.cuda.is_available():
+        print("this mlx has no CUDA, or there is no NVIDIA GPU; install mlx[cuda13]")
+        return 2
+    mx.set_default_device(mx.gpu)
+    if options.worker:
+        worker(options.worker, options.out)
+        return 0
+    options.out.mkdir(parents=True, exist_ok=True)
+    run = Run(options.out, options.seconds)
+    info = mx.device_info()
+    run.say(f"# {info.get('device_name')}, {info.get('architecture')}, mlx {mx.__version__}")
+    run.results["machine"] = {k: str(v) for k, v in info.items()}
+    rows = tuple(int(m) for m in options.rows.split(","))
+    steps = {"check": lambda: check(run, options.jobs), "launch": lambda: launch(run), "tune": lambda: tune(run),
+             "decode": lambda: decode(run, rows, not options.no_stock)}  # fmt: skip
+    for section in options.sections:
+        run.begin(section)
+        begin = time.time()
+        try:
+            steps[section]()
+        except Exception as error:
+            run.say(f"section {section} failed: {type(error).__name__}: {error}")
+        run.say(f"({time.time() - begin:.0f} s)")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
