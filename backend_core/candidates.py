@@ -41,7 +41,8 @@ class Candidate:
     def raced_rows(self) -> list[int]:
         """The rows at which it is raced."""
         lo, hi = self.offer.rows
-        return [m for m in RACE_ROWS if m >= lo and (hi is None or m <= hi)]
+        rows = [m for m in RACE_ROWS if m >= lo and (hi is None or m <= hi)]
+        return rows[:1] if self.offer.lighter else rows
 
     def fail(self, i: int, reason: str) -> None:
         """The offer is out at layer i."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from . import activations, install, joined, machine, native, walk, walk_blocks, walk_calls
+from . import activations, install, joined, joined_stack, machine, native, walk, walk_blocks, walk_calls
 from .integrations import cache, calls, scope
 from .plugins import PluginHost
 from .policy import Policy, strange_variables
@@ -183,20 +183,34 @@ def _join(model: Any, session: Session, profile: Profile) -> None:
                 done |= {id(found.module), *joined.inner(found.module)}
         if layers:
             _say_what_is_not_joined(model, session.report, chosen)
+    try:
+        chosen = session.modules(joined_stack.find(model, session))
+    finally:
+        profile.save()
+        forget_inputs()
+    session.report.decisions += [decision for _, decision, slot in chosen if slot is not None]
+    _say_what_did_not_win(session.report, chosen)
+    for found, _, slot in chosen:
+        if slot is not None:
+            scope.join(found.module, id(model), slot.plan)
 
 
 def _say_what_is_not_joined(model: Any, report: Report, chosen: list[Any]) -> None:
     """Never silent: decoder layers whose code is not known, or whose joined form was wrong or no faster."""
-    for found, decision, slot in chosen:
-        if slot is None:
-            reason = next((loser.reason for loser in decision.losers if loser.offer == "core/joined"), "it did not win")
-            report.unjoined.setdefault(reason, []).append(found.site.path)
+    _say_what_did_not_win(report, chosen)
     if not walk.host_of(model) or not native.available() or machine.default_device() != "cpu":
         return
     layers = {id(layer) for layer in getattr(model, "layers", None) or ()}
     for path, module in walk.sorted_modules(model):
         if id(module) in layers and walk_blocks.form_of(walk.stock_class(module)) is None:
             report.unjoined.setdefault("its code is not known", []).append(path)
+
+
+def _say_what_did_not_win(report: Report, chosen: list[Any]) -> None:
+    for found, decision, slot in chosen:
+        if slot is None:
+            reason = next((loser.reason for loser in decision.losers if loser.offer == "core/joined"), "it did not win")
+            report.unjoined.setdefault(reason, []).append(found.site.path)
 
 
 def restore(model: Any) -> int:

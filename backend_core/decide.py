@@ -52,7 +52,9 @@ def _score(c: Candidate, rows: Rows, deterministic: bool) -> tuple[float, str]:
     if c.why_untimed:
         return 0.0, c.why_untimed
     measured = c.timings[TYPICAL_ROWS[rows]]
-    if rows == LARGE:
+    if c.offer.lighter:
+        score, wins = measured.ours / measured.stock, measured.not_slower
+    elif rows == LARGE:
         score, wins = measured.ours / measured.stock, measured.wins
     else:
         score = sum(w * c.timings[m].ours / c.timings[m].stock for m, w in race.WEIGHTS.items())
@@ -61,7 +63,8 @@ def _score(c: Candidate, rows: Rows, deterministic: bool) -> tuple[float, str]:
         if rows == ALL:
             wins = wins and c.timings[64].not_slower
     if not wins:
-        return score, f"{measured.ratio:.2f}x stock's speed (spread {measured.spread:.0%}): no measured win"
+        verdict = "slower" if c.offer.lighter else "no measured win"
+        return score, f"{measured.ratio:.2f}x stock's speed (spread {measured.spread:.0%}): {verdict}"
     return score, ""
 
 

@@ -29,7 +29,7 @@ from .joined_steps import (
     queries_keys_values,
 )
 from .offers import Offer
-from .program import Program, is_bound
+from .program import Program, Value, is_bound
 from .sites import JoinSite, OpSite
 from .walk import Found, host_of, model_type_of, stock_class
 from .walk_blocks import AttentionForm, Form, LayerForm, MLPForm, find_blocks, form_of
@@ -87,6 +87,8 @@ class JoinedAttention(Joined):
         self.cached: Any = None  # dtype of the cache
         self.attended: Any = None  # dtype of attention's result
         self.kv_heads = self.kv_width = 0
+        self.write: Any = None  # kernels of the whole layer: what puts keys and values into the cache, and attention
+        self.attention: Any = None
 
     def __call__(self, module: Any, x: Any, mask: Any = None, cache: Any = None) -> Any:
         programs = self.ready(module, x)
@@ -200,6 +202,23 @@ def find(model: Any, session: Any, layers: bool, done: set[int]) -> list[Found]:
     """
     if session.device != "cpu" or not native.available():
         return []
+    helper = free_kernels(session)
+    found = []
+    for path, module, form in find_blocks(model, layers, done):
+        try:
+            made, site = offer(module, form, helper, id(model))
+        except Unjoinable as reason:
+            if layers:
+                session.report.unjoined.setdefault(str(reason), []).append(path)
+            continue
+        site = dataclasses.replace(site, path=path, host=host_of(model), model_type=model_type_of(model),
+                                   device=session.device)  # fmt: skip
+        found.append(Found(site, module, offer=made))
+    return found
+
+
+def free_kernels(session: Any) -> Callable[[str, str, int, str], Any]:
+    """``helper`` of :class:`.joined_steps.Parts` for a selection."""
     kernels: dict[tuple[str, str, int, str], Any] = {}
 
     def helper(op: str, variant: str, width: int, dtype: str) -> Any:
@@ -214,18 +233,7 @@ def find(model: Any, session: Any, layers: bool, done: set[int]) -> list[Found]:
                     break
         return kernels[key]
 
-    found = []
-    for path, module, form in find_blocks(model, layers, done):
-        try:
-            made, site = offer(module, form, helper, id(model))
-        except Unjoinable as reason:
-            if layers:
-                session.report.unjoined.setdefault(str(reason), []).append(path)
-            continue
-        site = dataclasses.replace(site, path=path, host=host_of(model), model_type=model_type_of(model),
-                                   device=session.device)  # fmt: skip
-        found.append(Found(site, module, offer=made))
-    return found
+    return helper
 
 
 def inner(module: Any) -> set[int]:
@@ -288,15 +296,23 @@ def _whole(plan: Any, module: Any, form: Form, helper: Any, dtype: str, owner: i
     write = getattr(caches._updates.get((owner, plan.attended, plan.cached)), "kernel", None)
     if kernel_of is None or not is_bound(write) or (not inner.fused and features(attention["v_proj"]) != heads * width):
         return name
-    parts = Parts(True, helper)
+    plan.write, plan.attention = write, kernel_of(attention.scale)
     p = Program("accel/layer", 3)
-    x, first = normed(p, p.input(0), module, form.first, parts, dtype)
-    (queries, keys, values), _, attended = queries_keys_values(p, x, attention, inner, parts, first, plan)
-    buffers = p.call(write, p.input(1), p.input(2), keys, values, call_params=True)
-    out = p.call(kernel_of(attention.scale), queries, buffers.limit(2), buffers.other(1).limit(2))
-    y = after_attention(p, out, p.input(0), module, form, parts, dtype, attended)
-    plan.decode = p.build(y, buffers, buffers.other(1))
+    plan.decode = p.build(*whole_layer(p, p.input(0), p.input(1), p.input(2), module, plan, Parts(True, helper), dtype))
     plan.scale = attention.scale
     plan.cache_class = sys.modules[f"{host}.models.cache"].KVCache
     plan.update, plan.attend = plan.cache_class.update_and_fetch, plan.names["scaled_dot_product_attention"]
     return name
+
+
+def whole_layer(p: Program, x: Value, keys: Value, values: Value, module: Any, plan: JoinedAttention, parts: Parts,
+                dtype: str) -> tuple[Value, Value, Value]:  # fmt: skip
+    """(result, keys, values) of a layer for one token with its cache; the program's params are those of `decode`."""
+    form: Any = plan.form
+    attention, inner, _ = blocks_in(module, form)
+    y, first = normed(p, x, module, form.first, parts, dtype)
+    (queries, new_keys, new_values), _, attended = queries_keys_values(p, y, attention, inner, parts, first, plan)
+    buffers = p.call(plan.write, keys, values, new_keys, new_values, call_params=True)
+    out = p.call(plan.attention, queries, buffers.limit(2), buffers.other(1).limit(2))
+    y = after_attention(p, out, x, module, form, parts, dtype, attended)
+    return y, buffers, buffers.other(1)

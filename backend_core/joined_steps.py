@@ -123,13 +123,13 @@ def queries_keys_values(p: Program, x: Value, module: Any, form: AttentionForm, 
         dtypes = [out] * 3
         plan.fused, plan.kv_heads, plan.kv_width = (ends[2], n), kv_heads, width
     else:
-        for name, count, norm in (
-            ("q_proj", heads, "q_norm"),
-            ("k_proj", kv_heads, "k_norm"),
-            ("v_proj", kv_heads, ""),
-        ):
+        # Neighbours that do not depend on each other run as one.
+        projected = []
+        for name in ("q_proj", "k_proj", "v_proj"):
             kernel, out = parts.layer(module[name], dtype)
-            value = p.call(kernel, x)
+            projected.append((p.call(kernel, x), out))
+        shapes = ((heads, "q_norm"), (kv_heads, "k_norm"), (kv_heads, ""))
+        for (value, out), (count, norm) in zip(projected, shapes, strict=True):
             if form.whole_norms:
                 value, out = normed(p, value, module, norm, parts, out)
             value = value.split(count)

@@ -36,6 +36,9 @@ class JoinProbe(Probe):
         """The block in parts, as it runs now."""
         return module(*args)
 
+    def rewind(self, args: tuple[Any, ...]) -> None:
+        """Make arguments of a call fit for the next one."""
+
     def args(self, rows: int) -> tuple[Any, ...]:
         """A batch of single tokens for up to 16 rows, else one sequence; no cache, since races repeat the call."""
         x, _ = inputs(rows, self.site.width, self.site.x_dtype)
@@ -89,6 +92,46 @@ class JoinProbe(Probe):
                 single = by_rows if rows == 1 else single
 
 
+class StackProbe(JoinProbe):
+    """``f(tokens, caches)``: tokens (batch, 1), a cache with a few tokens for every layer."""
+
+    def __init__(self, site: JoinSite) -> None:
+        super().__init__(site)
+        self.row_elements = self.last_dimension = 1
+
+    def stock(self, module: Any, *args: Any) -> Any:
+        self.rewind(args)
+        return module(*args)
+
+    def rewind(self, args: tuple[Any, ...]) -> None:
+        """Put the caches back to where they were: calls are repeated."""
+        for cache in args[1]:
+            cache.offset = CACHED
+
+    def args(self, rows: int) -> tuple[Any, ...]:
+        import mlx.core as mx
+
+        # The last token is always the same.
+        return mx.arange(MOST_ROWS - rows, MOST_ROWS)[:, None], [_cache(self.site, rows) for _ in self.site.parts]
+
+    def cases(self, offer: Offer, index: int) -> list[tuple[int, tuple[Any, ...]]]:
+        return [(m, self.args(m)) for m in (1, 2)]
+
+    brief_cases = cases
+
+    def check(self, offer: Offer, module: Any, results: list[tuple[int, Any]]) -> None:
+        single = None
+        for rows, y in results:
+            if y is NotImplemented:
+                raise VerificationError(f"declines a call at {rows} rows")
+            require_form(y, (rows, 1, self.site.width), self.site.out_dtype)
+            want, have = (reference.as_numpy(a) for a in (self.stock(module, *self.args(rows)), y))
+            if want.tobytes() != have.tobytes():
+                raise VerificationError(f"differs from its layers at {rows} rows")
+            require_same_rows(single, have.reshape(rows, -1), rows, offer)
+            single = have.reshape(rows, -1) if rows == 1 else single
+
+
 def _cache(site: JoinSite, batch: int) -> Any:
     """A cache of the host with a few tokens in it."""
     cache = importlib.import_module(f"{site.host}.models.cache").KVCache()
@@ -112,6 +155,7 @@ class JoinSlot:
         self.report, self.probe, self.small, self.large = report, probe, small, large
 
     def call(self, module: Any, x: Any, *rest: Any) -> Any:
+        self.probe.rewind((x, *rest))
         function = self.small if x.size <= 16 * self.probe.row_elements else self.large
         y = NotImplemented if function is None else function(x, *rest)
         return self.probe.stock(module, x, *rest) if y is NotImplemented else y

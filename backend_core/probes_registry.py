@@ -5,7 +5,7 @@ from __future__ import annotations
 from .probes import LinearProbe, MultiProbe, Probe, SwitchProbe
 from .probes_attention import AttentionProbe
 from .probes_cache import UpdateProbe
-from .probes_join import JoinProbe
+from .probes_join import JoinProbe, StackProbe
 from .probes_ops import OP_PROBES
 from .sites import AttentionSite, JoinSite, LinearSite, OpSite, Site
 
@@ -26,5 +26,5 @@ def probe_for(site: Site) -> Probe:
     if isinstance(site, AttentionSite):
         return AttentionProbe(site)
     if isinstance(site, JoinSite):
-        return JoinProbe(site)
+        return StackProbe(site) if site.kind == "stack" else JoinProbe(site)
     raise KeyError(site.hook)

@@ -308,7 +308,7 @@ class JoinSite(Site):
     """A known block whose accelerated parts can run as one piece. The core itself makes the offer.
 
     kind
-        ``"layer"``, ``"attention"`` or ``"mlp"``.
+        ``"layer"``, ``"attention"``, ``"mlp"``, or ``"stack"``, whose parts are layers.
     width
         Features of a token.
     kv_heads, head_dim

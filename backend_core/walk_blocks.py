@@ -86,6 +86,19 @@ class LayerForm:
         return tuple(n for n in (self.first, self.after_attention, self.second, self.after_mlp) if n)
 
 
+@dataclass(frozen=True)
+class StackForm:
+    """norm of all layers in turn, of the embeddings of tokens; masks are None for one token and plain caches.
+
+    attributes
+        What the module must have for that: (name, value).
+    """
+
+    embedding: str = "embed_tokens"
+    norm: str = "norm"
+    attributes: tuple[tuple[str, Any], ...] = ()
+
+
 Form = AttentionForm | MLPForm | LayerForm
 
 #: Hash of the code -> what it computes (mlx-lm 0.32).
@@ -121,6 +134,16 @@ FORMS: dict[str, Form] = {
 }
 
 
+#: The same for the code that calls all layers.
+STACKS: dict[str, StackForm] = {
+    "0dd09d483427ccc9": StackForm(attributes=(("swa_idx", None),)),
+    "602221086619676d": StackForm(),
+    "6fe8bd3ac8dba7a5": StackForm(),
+    "a1be00942fa953a2": StackForm(),
+    "41cda3720f0583cf": StackForm(attributes=(("pipeline_size", 1), ("start_idx", 0), ("end_idx", None))),
+}
+
+
 #: Hash of the code of norms that compute ``mx.fast.rms_norm(x, 1.0 + self.weight, self.eps)``.
 ONE_PLUS = "14e67068073f2f50"
 
@@ -153,6 +176,16 @@ def form_of(cls: type) -> Form | None:
     if not inspect.isfunction(function) or function.__closure__:
         return None
     return FORMS.get(code_hash(function))
+
+
+@functools.cache
+def stack_form_of(cls: type) -> StackForm | None:
+    """What instances of a class that holds all layers compute, None if that is not known."""
+    function = vars(cls).get("__call__")
+    # Names first, as above.
+    if not inspect.isfunction(function) or function.__closure__ or "embed_tokens" not in function.__code__.co_names:
+        return None
+    return STACKS.get(code_hash(function))
 
 
 def code_hash(function: Any) -> str:

@@ -14,7 +14,7 @@ from mlx_lm.models import cache as caches
 from mlx_lm.models import llama
 from test_models import close, snapshot
 
-from backend_core import Policy, accelerate, joined, native, restore
+from backend_core import Policy, accelerate, joined, joined_stack, native, restore
 from backend_core.integrations import scope
 from backend_core.walk_blocks import AttentionForm, LayerForm, MLPForm, code_hash, form_of
 
@@ -50,6 +50,13 @@ def model(name="llama", **options):
 def parts_of(monkeypatch, m, policy=POLICY):
     with monkeypatch.context() as p:
         p.setattr(joined, "find", lambda *_: [])
+        return accelerate(m, policy)
+
+
+def layers_of(monkeypatch, m, policy=POLICY):
+    """Joined layers, one by one."""
+    with monkeypatch.context() as p:
+        p.setattr(joined_stack, "find", lambda *_: [])
         return accelerate(m, policy)
 
 
@@ -98,15 +105,15 @@ def test_same_bits_as_in_parts(monkeypatch, name, kind):
 
 #: Family -> kinds of what is joined, and layers that are one operation for a token.
 FAMILIES = {
-    "llama": ({"layer"}, 2),
-    "qwen2": ({"layer"}, 2),
-    "qwen3": ({"layer"}, 2),
-    "gemma": ({"layer"}, 2),
+    "llama": ({"layer", "stack"}, 2),
+    "qwen2": ({"layer", "stack"}, 2),
+    "qwen3": ({"layer", "stack"}, 2),
+    "gemma": ({"layer"}, 2),  # embeddings are multiplied before the layers
     "gemma2": ({"mlp"}, 0),  # its attention is its own
     "gemma3": ({"layer"}, 3),
-    "olmo2": ({"layer"}, 2),
-    "phi3": ({"layer"}, 2),
-    "smollm3": ({"layer"}, 4),
+    "olmo2": ({"layer", "stack"}, 2),
+    "phi3": ({"layer", "stack"}, 2),
+    "smollm3": ({"layer", "stack"}, 4),
 }
 
 
@@ -125,7 +132,7 @@ def test_families(monkeypatch, name, dtype):
     same_bits(run(one), have)
     if dtype == "float32":
         close([mx.array(y) for y in stock], [mx.array(y) for y in have])
-    assert bool(report.unjoined) == (kinds != {"layer"})
+    assert bool(report.unjoined) == ("layer" not in kinds)
     restore(two)
     assert snapshot(two) == before
     same_bits(run(two), stock)
@@ -220,10 +227,10 @@ def test_blocks_of_layers_that_are_not_known():
 def test_one_decision_per_block_and_the_line():
     m = model()
     report = accelerate(m, POLICY)
-    assert [d.site.path for d in blocks(report)] == ["model.layers.0", "model.layers.1"]
+    assert [d.site.path for d in blocks(report)] == ["model.layers.0", "model.layers.1", "model"]
     assert all(d.chosen == "core/joined" for d in blocks(report))
-    assert "joined: 2 layer" in report.line()
-    assert sum(report.counts().values()) == len(report.decisions) - 2
+    assert "joined: 2 layer, 1 stack" in report.line()
+    assert sum(report.counts().values()) == len(report.decisions) - 3
     assert report.decision("model.layers.1", "join").site.kind == "layer"
 
 
@@ -234,7 +241,7 @@ def test_few_nodes(tmp_path):
     mx.eval(m(mx.array([[1, 2, 3]]), cache=cache), [c.state for c in cache])
     mx.export_to_dot(str(tmp_path / "graph.dot"), m(mx.array([[5]]), cache=cache))
     text = (tmp_path / "graph.dot").read_text()
-    assert text.count("accel/layer") == 2
+    assert text.count("accel/stack") == 1 and "accel/layer" not in text
     assert "host_ops/rope" not in text and "Transpose" not in text
 
 

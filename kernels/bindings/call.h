@@ -48,6 +48,7 @@ const Call* bound_call_of(nb::handle object, const std::vector<mx::array>** fixe
 void register_bound(nb::module_& m);
 
 void register_program(nb::module_& m);
+void register_caches(nb::module_& m);
 void register_kernels(nb::module_& m);
 void register_reference(nb::module_& m);
 void register_tracing(nb::module_& m);

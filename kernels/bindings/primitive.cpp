@@ -21,10 +21,14 @@ long references(const mx::array& a) {
 
 } // namespace
 
-bool donatable(const mx::array& in, const mx::array& out, long holders) {
+bool movable(const mx::array& in, const mx::array& out, long holders) {
   constexpr size_t kSlack = 16384; // bytes of a buffer that may go unused, as in mlx
-  return references(in) == holders && in.data_shared_ptr().use_count() == 1 && in.data_shared_ptr()->is_owned() &&
-      in.flags().row_contiguous && in.data_size() == in.size() && in.buffer_size() <= out.nbytes() + kSlack;
+  return references(in) == holders && in.data_shared_ptr()->is_owned() && in.flags().row_contiguous &&
+      in.data_size() == in.size() && in.buffer_size() <= out.nbytes() + kSlack;
+}
+
+bool donatable(const mx::array& in, const mx::array& out, long holders) {
+  return movable(in, out, holders) && in.data_shared_ptr().use_count() == 1;
 }
 
 int accel_dtype_of(mx::Dtype dtype) {

@@ -63,6 +63,8 @@ class KernelPrimitive : public mx::Primitive {
 
 /* True if `out` may take the memory of `in`; holders: how many references to it mean that nobody else has it. */
 bool donatable(const mx::array& in, const mx::array& out, long holders);
+/* The same but for other arrays, and tasks that are still queued, which hold the memory of `in`. */
+bool movable(const mx::array& in, const mx::array& out, long holders);
 
 /* The number of a dtype in the kernel ABI. Throws std::invalid_argument. */
 int accel_dtype_of(mx::Dtype dtype);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <thread>
 
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
@@ -31,12 +32,6 @@ void place_results(const ProgramSpec& program, Layout& layout) {
       size_t bytes = mx::size_of(r.dtype);
       for (int d : r.shape) bytes *= size_t(d);
       bytes = (bytes + kAlign - 1) / kAlign * kAlign;
-      int until = int(s);
-      for (size_t t = s + 1; t < program.steps.size(); ++t) {
-        for (const Source& source : program.steps[t].sources) {
-          if (source.step == int(s) && source.index == int(k)) until = int(t);
-        }
-      }
       std::sort(live.begin(), live.end(), [](const Block& a, const Block& b) { return a.begin < b.begin; });
       size_t begin = 0;
       for (const Block& b : live) {
@@ -44,7 +39,7 @@ void place_results(const ProgramSpec& program, Layout& layout) {
         begin = std::max(begin, b.end);
       }
       r.offset = begin;
-      live.push_back({begin, begin + bytes, until});
+      live.push_back({begin, begin + bytes, program.until[s][k]});
       layout.temporary = std::max(layout.temporary, begin + bytes);
     }
   }
@@ -104,12 +99,42 @@ const mx::array* ProgramPrimitive::donor_of(const Source& source, const std::vec
   const Source& from = step.sources[donors[source.index]];
   if (from.step >= 0 || !from.views.empty()) return nullptr;
   // Nothing else in the program may see what this step changes.
-  int uses = 0;
-  for (const Step& s : program_->steps) {
-    for (const Source& other : s.sources) uses += other.step < 0 && other.index == from.index;
+  return program_->uses[from.index] == 1 ? &inputs[from.index] : nullptr;
+}
+
+/* While a run is queued, mlx holds the memory of everything that it reads and writes. A program that changes what its
+ * last run has made, as every token does with the KV cache, would have to copy it as soon as evaluation is a run ahead;
+ * waiting for the last run costs less. It needs nothing from us: all that it waits for was queued before. */
+bool ProgramPrimitive::may_move(const mx::array& in, const mx::array& out, long holders) const {
+  if (!movable(in, out, holders)) return false;
+  if (in.data_shared_ptr().use_count() == 1) return true;
+  // mlx lets go of the memory right after the run, on the stream's thread.
+  const auto until = program_->queued.wait() + std::chrono::milliseconds(1);
+  while (in.data_shared_ptr().use_count() != 1) {
+    if (std::chrono::steady_clock::now() > until) return false;
+    std::this_thread::sleep_for(std::chrono::microseconds(1));
   }
-  for (const Source& other : program_->outputs) uses += other.step < 0 && other.index == from.index;
-  return uses == 1 ? &inputs[from.index] : nullptr;
+  return true;
+}
+
+void ProgramSpec::Queue::add() {
+  std::lock_guard<std::mutex> lock(mutex);
+  ++jobs;
+}
+
+void ProgramSpec::Queue::remove() {
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    --jobs;
+    last = std::chrono::steady_clock::now();
+  }
+  less.notify_all();
+}
+
+std::chrono::steady_clock::time_point ProgramSpec::Queue::wait() {
+  std::unique_lock<std::mutex> lock(mutex);
+  less.wait_for(lock, std::chrono::milliseconds(500), [this] { return jobs == 0; });
+  return last;
 }
 
 void ProgramPrimitive::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
@@ -155,7 +180,7 @@ void ProgramPrimitive::eval_cpu(const std::vector<mx::array>& inputs, std::vecto
       flags.contiguous = owner->flags().contiguous;
       out.copy_shared_buffer(*owner, strides, flags, owner->data_size());
     } else if (const mx::array* donor = donor_of(source, inputs);
-               donor && plain && donatable(*donor, out, long(outputs.size()))) {
+               donor && plain && may_move(*donor, out, long(outputs.size()))) {
       out.copy_shared_buffer(*donor);
     } else {
       out.set_data(mx::allocator::malloc(out.nbytes()), out.size(), strides, flags);
@@ -163,6 +188,8 @@ void ProgramPrimitive::eval_cpu(const std::vector<mx::array>& inputs, std::vecto
     job->outputs[i] = out.size() ? out.data<char>() : nullptr;
     encoder.set_output_array(out);
   }
+  program_->queued.add();
+  job->queued = true;
   encoder.dispatch([job = std::move(job)] { job->run(); });
 }
 
@@ -179,6 +206,25 @@ bool ProgramPrimitive::is_equivalent(const mx::Primitive& other) const {
 
 std::vector<mx::Shape> ProgramPrimitive::output_shapes(const std::vector<mx::array>& inputs) {
   return make_layout(*program_, inputs)->output_shapes;
+}
+
+void ProgramSpec::prepare() {
+  uses.assign(size_t(n_inputs), 0);
+  for (size_t s = 0; s < steps.size(); ++s) {
+    until.emplace_back(steps[s].spec->shapes.size(), int(s));
+    for (const Source& source : steps[s].sources) {
+      if (source.step < 0) {
+        ++uses[source.index];
+      } else {
+        until[source.step][source.index] = int(s);
+      }
+    }
+  }
+  for (const Source& source : outputs) {
+    if (source.step < 0) ++uses[source.index];
+  }
+  find_neighbours();
+  look_ahead();
 }
 
 void ProgramSpec::find_neighbours() {

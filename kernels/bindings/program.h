@@ -7,7 +7,10 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "primitive.h"
@@ -60,10 +63,28 @@ struct ProgramSpec {
   /* How many steps run as one at most. */
   static constexpr int kNeighbours = 4;
 
-  /* Fills in every step's `first`, once all steps are there. */
-  void find_neighbours();
+  // Filled in by prepare(), once steps and outputs are there, as is what steps know of their neighbours.
+  std::vector<int> uses;               // by input: how many steps and outputs see it
+  std::vector<std::vector<int>> until; // by step and result: the last step that reads it
 
-  /* Fills in `first` and every step's `next`, once all steps are there. */
+  void prepare();
+
+  /* Runs of this program that are queued, so that one can wait for them. */
+  struct Queue {
+    std::mutex mutex;
+    std::condition_variable less;
+    int jobs = 0;
+    std::chrono::steady_clock::time_point last;
+
+    void add();
+    void remove();
+    /* Waits until there are none, within limits; the moment at which the last one ended. */
+    std::chrono::steady_clock::time_point wait();
+  };
+  mutable Queue queued;
+
+ private:
+  void find_neighbours();
   void look_ahead();
 };
 
@@ -105,6 +126,8 @@ class ProgramPrimitive : public mx::Primitive {
  private:
   /* The program's input that may become this output, null if none. */
   const mx::array* donor_of(const Source& source, const std::vector<mx::array>& inputs) const;
+  /* Whether `out` may have the memory of `in`. */
+  bool may_move(const mx::array& in, const mx::array& out, long holders) const;
 
   std::shared_ptr<const ProgramSpec> program_;
   std::shared_ptr<const Layout> layout_;

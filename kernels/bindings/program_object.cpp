@@ -195,8 +195,7 @@ nb::object make_program(std::string name, int n_inputs, nb::sequence steps, nb::
   if (program->steps.empty() || program->outputs.empty()) {
     throw nb::value_error("a program has at least one step and one output");
   }
-  program->find_neighbours();
-  program->look_ahead();
+  program->prepare();
   for (size_t i = 0; i < program->outputs.size(); ++i) {
     for (size_t j = 0; j < i; ++j) {
       if (program->outputs[i] == program->outputs[j]) throw nb::value_error("two outputs of a program are the same");
@@ -216,6 +215,7 @@ void register_program(nb::module_& m) {
   program_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&type_spec));
   if (!program_type) throw nb::python_error();
   m.attr("Program") = nb::handle(reinterpret_cast<PyObject*>(program_type));
+  register_caches(m);
   m.def("program", &make_program, "name"_a, "n_inputs"_a, "steps"_a, "outputs"_a,
         "Several bound kernels as one primitive; see backend_core.program.");
 }

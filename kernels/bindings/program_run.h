@@ -115,11 +115,18 @@ struct Seen {
 
 /* One evaluation, queued on the stream. Whatever it points to is kept alive: inputs and outputs by mlx, the rest here. */
 struct Job {
+  Job() = default;
+  Job(const Job&) = delete;
+  ~Job() {
+    if (queued) program->queued.remove();
+  }
+
   std::shared_ptr<const ProgramSpec> program;
   std::shared_ptr<const Layout> layout;
   std::shared_ptr<const Params> params;
   std::vector<Seen> inputs;
   std::vector<void*> outputs;
+  bool queued = false;
 
   /* Runs all steps; does not throw. Outputs are filled with NaN if there is no memory. */
   void run() const;
