@@ -11,6 +11,7 @@ import click
 
 from ..errors import AccelError
 from ..policy import Policy
+from . import extra
 
 OPTION_HELP = "Policy option KEY=VALUE, repeatable (as --backend-option of mlx_lm.generate)."
 
@@ -26,6 +27,12 @@ class _Group(click.Group):
         except (AccelError, UnknownQuantization) as error:
             click.echo(f"mlx-accel: error: {error}", err=True)
             ctx.exit(2)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *extra.names()})
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        return super().get_command(ctx, name) or extra.get(name)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
