@@ -51,9 +51,24 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def upstream(compiled: None) -> Path:
+def user_cache() -> Path:
+    """The user's own cache: a test's would be gone before the next one, and with it the download."""
+    return cache_dir()
+
+
+@pytest.fixture(scope="session")
+def mac_wheel(user_cache: Path) -> Path:
+    """The include folder of the mlx-metal wheel of this mlx."""
+    try:
+        return headers.fetched(user_cache)
+    except headers.Unavailable as e:
+        pytest.skip(str(e))
+
+
+@pytest.fixture(scope="session")
+def upstream(compiled: None, user_cache: Path) -> Path:
     """The folder that the includes of mlx's kernels are relative to."""
     try:
-        return headers.include_dir(cache_dir())
+        return headers.include_dir(user_cache)
     except headers.Unavailable as e:
         pytest.skip(str(e))
