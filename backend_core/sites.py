@@ -245,12 +245,13 @@ class OpSite(Site):
 
     op
         ``"rms_norm"``, ``"layer_norm"``, ``"rope"``, ``"activation"``, ``"softcap"``, ``"residual"``,
-        ``"logits"``, ``"kv_update"`` (keys and values enter a cache of dtype `out_dtype`).
+        ``"logits"``, ``"kv_update"`` (keys and values enter a cache of dtype `out_dtype`), ``"lookup"`` (rows of an
+        embedding; asked for where the layers of a model are joined).
     variant
         What exactly, e.g. ``"swiglu"`` or ``"gelu_approx"`` for activations, ``"argmax"`` for logits, ``"one_plus"``
         for norms that multiply by 1 + weight.
     dims
-        Length of the axis the op works along.
+        Length of the axis the op works along; of a row for lookup.
     x_dtype, weight_dtype, out_dtype
         dtypes of input, of the op's parameters (``""`` if it has none) and of stock's result.
     eps

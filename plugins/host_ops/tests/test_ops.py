@@ -10,6 +10,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from host_ops import ops
+from host_ops import reference as ref
 
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 N = 40
@@ -294,3 +295,51 @@ def test_modules_of_mlx_nn():
     ):
         x = normal(1, 2, 5, N)
         assert differ(f(module)(x), module(x)) < 1e-5
+
+
+IDS = (
+    mx.array([[3, 0, 7], [9, 3, 1]]),
+    mx.array([-1, 2, -10], dtype=mx.int64),
+    mx.array([5], dtype=mx.uint8),
+    mx.array(4, dtype=mx.uint32),
+    mx.array([[1, 2, 3], [4, 5, 6]], dtype=mx.int32).T,
+    mx.arange(400, dtype=mx.uint16) % 10,
+)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+@pytest.mark.parametrize("group", [32, 64])
+def test_lookup_has_the_bits_of_stock(bits, group, dtype):
+    w, s, b = mx.quantize(normal(10, 192, seed=bits) * 3, group_size=group, bits=bits)
+    s, b = s.astype(dtype), b.astype(dtype)
+    for result in {dtype, mx.float32}:
+        f = ops.lookup(w, s, b, bits, group, result)
+        for ids in IDS:
+            rows = ids[None] if ids.ndim == 0 else ids  # stock takes no single row
+            scales, biases = s[rows].astype(result), b[rows].astype(result)
+            want = mx.dequantize(w[rows], scales, biases, group_size=group, bits=bits)
+            y, want = f(ids), want[0] if ids.ndim == 0 else want
+            assert y.shape == want.shape and y.dtype == want.dtype == result
+            y, want = (np.array(a.view(mx.uint8)) for a in (y, want))
+            assert y.tobytes() == want.tobytes()
+        assert f(mx.zeros((2, 0), dtype=mx.int32)).shape == (2, 0, 192)
+
+
+def test_lookup_against_the_reference():
+    for dtype in FLOATS:
+        w, s, b = mx.quantize(normal(10, 96, seed=1), group_size=32, bits=6)
+        s, b = s.astype(dtype), b.astype(dtype)
+        y = ops.lookup(w, s, b, 6, 32, dtype)(IDS[0])
+        name, wide = str(dtype).rpartition(".")[2], [np.array(a.astype(mx.float32)) for a in (s, b)]
+        want = ref.lookup(np.array(IDS[0]), np.array(w), *wide, 6, name)
+        assert ref.errors(np.array(y.astype(mx.float32)), want, name).max() <= 1
+
+
+def test_lookup_outside_of_the_table_is_an_error():
+    from backend_core import native
+
+    w, s, b = mx.quantize(normal(10, 64, seed=1), group_size=32, bits=4)
+    for bad in (10, -11, 2**40):
+        assert mx.isnan(ops.lookup(w, s, b, 4, 32, mx.float32)(mx.array([1, bad], dtype=mx.int64))).all()
+        assert any("outside of the table" in e for e in native.take_errors())

@@ -38,12 +38,14 @@ def same(a, b):
         {"op": "residual"},
         *({"op": "activation", "variant": v} for v in plugin.ACTIVATIONS),
         *({"op": "logits", "variant": v} for v in plugin.LOGITS),
+        {"op": "lookup", "variant": "affine", "weight_dtype": "float16", "out_dtype": "float32"},
     ],
 )
 def test_offers(facts, x_dtype):
     offer = plugin.select_op(site(**facts, x_dtype=x_dtype))
     assert offer.name == "native" and offer.rows == (1, None) and offer.row_invariant
-    assert offer.exactness == "rounding" and offer.bytes_moved >= 64 * (4 if x_dtype == "float32" else 2)
+    assert offer.exactness == ("bitwise" if facts["op"] == "lookup" else "rounding")
+    assert offer.bytes_moved >= 64 * (4 if x_dtype == "float32" else 2)
 
 
 @pytest.mark.parametrize(
@@ -60,6 +62,8 @@ def test_offers(facts, x_dtype):
         {"op": "rope"},
         {"op": "softcap", "variant": "many"},
         {"op": "softcap", "variant": "-1"},
+        {"op": "lookup"},
+        {"op": "lookup", "variant": "affine", "weight_dtype": "float16", "out_dtype": "bfloat16"},
         {"op": "something"},
     ],
 )

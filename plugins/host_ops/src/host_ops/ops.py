@@ -204,6 +204,30 @@ _STOCK_LOGITS: dict[str, Callable[[mx.array], mx.array]] = {
 }
 
 
+def lookup(
+    weight: mx.array, scales: mx.array, biases: mx.array, bits: int, group_size: int, dtype: mx.Dtype
+) -> Callable[[mx.array], mx.array]:
+    """``mx.dequantize`` of the rows ids of a table, in stock's bits: a function of ids (...), integers, -> (..., k).
+
+    weight, scales, biases
+        (V, k * bits / 32), (V, k / group_size) twice: mlx's affine format.
+    dtype
+        That of scales and biases, or float32: then they are widened first.
+    """
+    k = scales.shape[-1] * group_size
+    return _lookup(bits, group_size).bind(
+        [weight, scales, biases], output_shape=(dims_of(0, 0), k), output_dtype=dtype, params=[bits, group_size]
+    )
+
+
+@functools.cache
+def _lookup(bits: int, group_size: int) -> CpuKernel:
+    def stock(ids: mx.array, weight: mx.array, scales: mx.array, biases: mx.array) -> mx.array:
+        return mx.dequantize(weight[ids], scales[ids], biases[ids], group_size=group_size, bits=bits)
+
+    return _kernel("lookup", stock)
+
+
 def frequencies(dims: int, base: float, scale: float) -> np.ndarray:
     """What a position is multiplied with to get the angles of the dims / 2 pairs; float64."""
     return scale * np.float64(base) ** (-np.arange(0, dims, 2, dtype=np.float64) / dims)

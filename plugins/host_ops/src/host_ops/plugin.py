@@ -23,7 +23,8 @@ FLOATS = ("float32", "float16", "bfloat16")
 GATED = ("swiglu", "swiglu_oai", "geglu", "geglu_approx")
 ACTIVATIONS = ("silu", "gelu", "gelu_approx", "gelu_fast_approx", "relu2", *GATED)
 LOGITS = ("logsumexp", "softmax", "argmax")
-KERNELS = ("rms_norm", "residual_rms_norm", "layer_norm", "rope", *ACTIVATIONS, "softcap", "residual", *LOGITS)
+OTHERS = ("rms_norm", "residual_rms_norm", "layer_norm", "rope", "softcap", "residual", "lookup")
+KERNELS = (*OTHERS, *ACTIVATIONS, *LOGITS)
 
 Build = Callable[[Any], Callable[..., Any]]
 
@@ -46,7 +47,7 @@ def select_op(site: OpSite) -> Offer | None:
     return Offer(
         name="native",
         build=build,
-        exactness="rounding",
+        exactness="bitwise" if site.op == "lookup" else "rounding",
         row_invariant=True,
         bytes_moved=_bytes_moved(site),
         copies=4 * site.rope_dims if site.op == "rope" else 4 * site.dims if site.variant == "one_plus" else 0,
@@ -59,7 +60,8 @@ def builder(site: OpSite) -> Build | None:
 
     The callables are f(x); f(gate, x) for gated activations, f(h, gate, x) for ``precise_swiglu``, f(x, y) for
     residual, f(x, offset) for rope. A softcap's variant is its cap; without one the callable is f(cap, x), as mlx-lm's
-    ``logit_softcap``. The variant ``one_plus`` of rms_norm multiplies by 1 + weight.
+    ``logit_softcap``. The variant ``one_plus`` of rms_norm multiplies by 1 + weight. lookup is f(ids), rows of an
+    affine quantized embedding as `out_dtype`.
     """
     if site.op == "rms_norm" and site.variant == "one_plus":
         return functools.partial(_rms_norm_one_plus, dtype=site.out_dtype)
@@ -77,6 +79,8 @@ def builder(site: OpSite) -> Build | None:
         return lambda _: getattr(_ops(), site.variant)()
     if site.op == "residual":
         return lambda _: _ops().residual()
+    if site.op == "lookup" and site.variant == "affine" and site.out_dtype in ("float32", site.weight_dtype):
+        return functools.partial(_lookup, dtype=site.out_dtype)
     if site.op == "softcap" and not site.variant:
         return lambda _: _ops().logit_softcap()
     if site.op == "softcap":
@@ -104,6 +108,13 @@ def _rms_norm_one_plus(module: Any, *, dtype: str) -> Callable[..., Any]:
 
 def _layer_norm(module: Any) -> Callable[..., Any]:
     return _ops().layer_norm(module.get("weight"), module.get("bias"), module.eps)
+
+
+def _lookup(module: Any, *, dtype: str) -> Callable[..., Any]:
+    import mlx.core as mx
+
+    arrays = (module["weight"], module["scales"], module["biases"])
+    return _ops().lookup(*arrays, module.bits, module.group_size, getattr(mx, dtype))
 
 
 def _rope(module: Any) -> Callable[..., Any]:

@@ -252,3 +252,19 @@ def softmax(x: np.ndarray, dtype: str) -> Result:
 def argmax(x: np.ndarray) -> np.ndarray:
     """Where x is largest along the last axis: the first of equals, and the first NaN if there is one. Exact."""
     return np.argmax(np.asarray(x, np.float32), axis=-1).astype(np.uint32)
+
+
+def lookup(
+    ids: np.ndarray, weight: np.ndarray, scales: np.ndarray, biases: np.ndarray, bits: int, dtype: str
+) -> Result:
+    """scale * code + bias of the rows ids of a table in mlx's affine format. 1 ulp, and 1/2 ulp of the product.
+
+    weight (V, k * bits / 32) uint32: the codes of a row as a little-endian bit stream; scales, biases (V, groups).
+    """
+    stream = np.unpackbits(np.ascontiguousarray(weight[ids]).view(np.uint8), axis=-1, bitorder="little")
+    codes = stream.reshape(*stream.shape[:-1], -1, bits) @ (1 << np.arange(bits))
+    groups = codes.reshape(*codes.shape[:-1], scales.shape[-1], -1).astype(np.float64)
+    with np.errstate(all="ignore"):
+        product = groups * np.asarray(scales[ids], np.float64)[..., None]
+        y = (product + np.asarray(biases[ids], np.float64)[..., None]).reshape(codes.shape)
+        return y, ulp(y, dtype) + ulp(product, dtype).reshape(codes.shape) / 2

@@ -27,6 +27,7 @@
  * host_ops_logsumexp          input   x (..., n), n > 0; output (..., 1)
  * host_ops_softmax            input   x (..., n); output like x
  * host_ops_argmax             input   x (..., n), n > 0; output (...) uint32
+ * host_ops_lookup             in lookup.cpp
  * What they compute, and how exactly, stands in norms_body.h, rope_body.h, elementwise_body.h and reduce_body.h.
  */
 #include <stdio.h>
