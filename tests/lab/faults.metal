@@ -13,8 +13,8 @@ kernel void bad_read_before(device const float* a, device float* o, uint i [[thr
     o[i] = a[int(i) - 1];  // out-of-bounds-read
 }
 kernel void bad_read_across_the_end(device const float* a, device float* o, uint i [[thread_position_in_grid]]) {
-    o[i] = (float)(*(device const packed_float4*)(a + 61)).w;
-    if (i == 63) o[i] = (float4(*(device const packed_float4*)(a + 61))).w;  // out-of-bounds-read
+    float4 v = *(device const packed_float4*)(a + min(i, 61u));  // out-of-bounds-read
+    o[i] = v.x + v.y + v.z + v.w;
 }
 kernel void bad_read_far_away(device const float* a, device float* o, uint i [[thread_position_in_grid]]) {
     o[i] = 0;

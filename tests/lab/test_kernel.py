@@ -269,7 +269,7 @@ def test_a_compile_error_shows_the_kernels_line() -> None:
             inputs=[np.zeros(8, np.float32)], grid=(8, 1, 1), threadgroup=(8, 1, 1), output_shapes=[(8,)],
             output_dtypes=[lab.float32],
         )  # fmt: skip
-    assert "typo.metal:2: error: 'gain' was not declared in this scope\n    2 | o[i] = a[i] + gain;" in str(e.value)
+    assert re.search(r"typo\.metal:2: error: .*'gain'.*\n    2 \| o\[i\] = a\[i\] \+ gain;", str(e.value))
 
 
 def test_a_file_that_does_not_compile(tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_a_file_that_does_not_compile(tmp_path: Path) -> None:
     with pytest.raises(lab.LabError, match=r"broken\.metal:2: error: expected ';'"):
         lab.run_msl(file, "f", {0: np.zeros(1, np.float32)}, (1, 1, 1), (1, 1, 1))
     file.write_text('#include "nowhere.h"\nkernel void f(device float* o) { o[0] = 1; }')
-    with pytest.raises(lab.LabError, match=r"broken\.metal:1: error: nowhere\.h"):
+    with pytest.raises(lab.LabError, match=r"broken\.metal:1: error: .*nowhere\.h"):
         lab.run_msl(file, "f", {0: np.zeros(1, np.float32)}, (1, 1, 1), (1, 1, 1))
     with pytest.raises(lab.LabError, match="has: g"):
         lab.run_msl("kernel void g(device float* o) {}", "f", {0: np.zeros(1, np.float32)}, (1, 1, 1), (1, 1, 1))

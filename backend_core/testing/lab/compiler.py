@@ -22,14 +22,19 @@ from pathlib import Path
 from ...paths import cache_dir
 from .errors import CompilerMissing, LabError
 
-_NO_VECTORS = [
-    # Accesses keep the width that the kernel's text gives them: no merging, splitting or widening.
+# Accesses keep the width that the kernel's text gives them (no merging, splitting or widening), half is rounded
+# after every operation, and checks report instead of ending the process.
+_GCC_FLAGS = [
     "-fno-tree-sra", "-fno-ipa-sra", "-fno-store-merging", "-fno-tree-vectorize", "-fno-tree-slp-vectorize",
     "-fno-tree-loop-distribute-patterns",
 ]  # fmt: skip
+_CLANG_FLAGS = [
+    "-fno-vectorize", "-fno-slp-vectorize", "-fexcess-precision=16", "-fno-sanitize-trap=all",
+    "-fsanitize-recover=all", "-mllvm", "-tsan-instrument-read-before-write",
+]  # fmt: skip
 _KERNEL_FLAGS = [
     "-std=c++20", "-O1", "-gdwarf-4", "-fPIC", "-w", "-fsigned-char", "-fno-exceptions", "-fno-rtti",
-    "-fno-strict-aliasing", "-ffp-contract=off", "-fno-math-errno",
+    "-fno-strict-aliasing", "-ffp-contract=off", "-fno-math-errno", "-Wno-reserved-user-defined-literal",
     "-fsanitize=thread,alignment,signed-integer-overflow,integer-divide-by-zero,bounds",
 ]  # fmt: skip
 _RUNTIME_FLAGS = ["-std=c++20", "-O2", "-fPIC"]
@@ -86,6 +91,14 @@ def _cpu_flags() -> tuple[str, ...]:
     except (OSError, AttributeError):
         return ()
     return tuple(f"-m{name}" for name in ("f16c", "fma", "avx2") if name in words)
+
+
+def _own_flags(compiler: Compiler) -> list[str]:
+    if not compiler.gcc:
+        return _CLANG_FLAGS
+    number = re.search(r"(\d+)\.\d+\.\d+", compiler.version)
+    newer = number is not None and int(number.group(1)) >= 13  # 12 rounds anyway, and refuses to be told
+    return [*_GCC_FLAGS, *(["-fexcess-precision=16"] if newer else [])]
 
 
 @functools.lru_cache(maxsize=1)
@@ -163,8 +176,7 @@ def build(text: str, texts: dict[str, str]) -> Path:
         Kernel text by file name, for messages. Raises :class:`LabError` with the compiler's message.
     """
     compiler = find_compiler()
-    widths = _NO_VECTORS if compiler.gcc else ["-fno-vectorize", "-fno-slp-vectorize"]
-    flags = [*_KERNEL_FLAGS, *_cpu_flags(), *widths]
+    flags = [*_KERNEL_FLAGS, *_cpu_flags(), *_own_flags(compiler)]
     folder = cache_folder()
     target = folder / f"kernel-{_key(flags, text)}.so"
     if target.exists():

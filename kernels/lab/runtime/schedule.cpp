@@ -211,7 +211,7 @@ lab_board* lab_simd(const void* value, unsigned bytes, int op) {
     return me.board;
 }
 
-void lab_simdgroup_barrier(int flags) {
+void lab_simdgroup_barrier(int flags, int) {
     lab::Lane& me = *L->current;
     me.bytes = 0;
     me.op = LAB_SIMD_BARRIER;
@@ -220,7 +220,7 @@ void lab_simdgroup_barrier(int flags) {
     lab::wait(lab::State::simd_barrier);
 }
 
-void lab_threadgroup_barrier(int flags) {
+void lab_threadgroup_barrier(int flags, int) {
     lab::Lane& me = *L->current;
     me.flags = flags;
     me.pc = reinterpret_cast<uintptr_t>(__builtin_return_address(0));

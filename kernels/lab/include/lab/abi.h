@@ -2,6 +2,13 @@
 // here: kernel text would see its names (select, exp, ...).
 #pragma once
 
+// Two calls in two branches are two operations: the compiler must not make them one.
+#if defined(__clang__)
+#define LAB_CONVERGENT __attribute__((convergent, nomerge))
+#else
+#define LAB_CONVERGENT
+#endif
+
 extern "C" {
 
 // One parameter of a kernel.
@@ -69,12 +76,13 @@ struct lab_board {
     unsigned done;     // result is computed
 };
 enum lab_simd_op { LAB_SIMD_REDUCE, LAB_SIMD_SHUFFLE, LAB_SIMD_BALLOT, LAB_SIMD_MATRIX, LAB_SIMD_BARRIER };
-lab_board* lab_simd(const void* value, unsigned bytes, int op);
+LAB_CONVERGENT lab_board* lab_simd(const void* value, unsigned bytes, int op);
 void lab_read_inactive(unsigned lane);  // a shuffle took the value of a lane that does not take part
 
 enum { LAB_MEM_NONE = 0, LAB_MEM_DEVICE = 1, LAB_MEM_THREADGROUP = 2, LAB_MEM_TEXTURE = 4 };
-void lab_simdgroup_barrier(int flags);
-void lab_threadgroup_barrier(int flags);
+// The line only keeps two barriers from becoming one.
+LAB_CONVERGENT void lab_simdgroup_barrier(int flags, int line);
+LAB_CONVERGENT void lab_threadgroup_barrier(int flags, int line);
 
 enum lab_access_kind { LAB_READ, LAB_WRITE, LAB_ATOMIC_READ, LAB_ATOMIC_WRITE, LAB_ATOMIC_MODIFY };
 void lab_atomic_access(const volatile void* address, unsigned bytes, int kind);

@@ -19,8 +19,12 @@ constexpr mem_flags operator&(mem_flags a, mem_flags b) {
     return static_cast<mem_flags>(static_cast<int>(a) & static_cast<int>(b));
 }
 
-LAB_INLINE void threadgroup_barrier(mem_flags flags) { lab_threadgroup_barrier(static_cast<int>(flags)); }
-LAB_INLINE void simdgroup_barrier(mem_flags flags) { lab_simdgroup_barrier(static_cast<int>(flags)); }
+LAB_INLINE void threadgroup_barrier(mem_flags flags, int line = __builtin_LINE()) {
+    lab_threadgroup_barrier(static_cast<int>(flags), line);
+}
+LAB_INLINE void simdgroup_barrier(mem_flags flags, int line = __builtin_LINE()) {
+    lab_simdgroup_barrier(static_cast<int>(flags), line);
+}
 
 class simd_vote {
 public:

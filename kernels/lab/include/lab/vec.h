@@ -26,6 +26,38 @@ struct lab_width<packed_vec<T, N>> {
     static constexpr int value = N;
 };
 
+// clang takes copies of structures apart; a copy as one vector of integers stays one access.
+#if defined(__clang__)
+template <int Bytes>
+struct lab_raw;
+template <>
+struct lab_raw<1> {
+    typedef unsigned char type;
+};
+template <>
+struct lab_raw<2> {
+    typedef unsigned short type;
+};
+template <>
+struct lab_raw<4> {
+    typedef unsigned int type;
+};
+template <>
+struct lab_raw<8> {
+    typedef unsigned long type;
+};
+#define LAB_VEC_WHOLE(N) typename lab_raw<sizeof(T)>::type lab_whole __attribute__((vector_size(N * sizeof(T))));
+#define LAB_VEC_COPY                                                         \
+    LAB_INLINE vec(const vec& o) : lab_whole(o.lab_whole) {}                 \
+    LAB_INLINE vec& operator=(const vec& o) {                                \
+        lab_whole = o.lab_whole;                                             \
+        return *this;                                                        \
+    }
+#else
+#define LAB_VEC_WHOLE(N)
+#define LAB_VEC_COPY
+#endif
+
 // Assignable view of some elements of a vector: v.zx = float2(1, 2).
 template <class T, int... I>
 struct lab_swizzle_view {
@@ -91,8 +123,9 @@ public:
 // clang-format off
 template <class T>
 struct alignas(2 * sizeof(T)) vec<T, 2> {
-    union { T lab_e[2]; struct { T x, y; }; struct { T r, g; }; };
+    union { T lab_e[2]; struct { T x, y; }; struct { T r, g; }; LAB_VEC_WHOLE(2) };
     LAB_VEC_COMMON(vec, 2)
+    LAB_VEC_COPY
     template <class U> LAB_INLINE explicit constexpr vec(vec<U, 2> o) : lab_e{T(o[0]), T(o[1])} {}
     template <class U> LAB_INLINE constexpr vec(packed_vec<U, 2> o) : lab_e{T(o[0]), T(o[1])} {}
 };
@@ -105,8 +138,9 @@ struct alignas(4 * sizeof(T)) vec<T, 3> {
 };
 template <class T>
 struct alignas(4 * sizeof(T)) vec<T, 4> {
-    union { T lab_e[4]; struct { T x, y, z, w; }; struct { T r, g, b, a; }; };
+    union { T lab_e[4]; struct { T x, y, z, w; }; struct { T r, g, b, a; }; LAB_VEC_WHOLE(4) };
     LAB_VEC_COMMON(vec, 4)
+    LAB_VEC_COPY
     template <class U> LAB_INLINE explicit constexpr vec(vec<U, 4> o)
         : lab_e{T(o[0]), T(o[1]), T(o[2]), T(o[3])} {}
     template <class U> LAB_INLINE constexpr vec(packed_vec<U, 4> o)
@@ -133,6 +167,8 @@ struct packed_vec<T, 4> {
 };
 // clang-format on
 #undef LAB_VEC_COMMON
+#undef LAB_VEC_WHOLE
+#undef LAB_VEC_COPY
 
 #define LAB_VEC_BINARY(op)                                                             \
     template <class T, int N>                                                          \
