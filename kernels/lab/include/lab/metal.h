@@ -8,6 +8,7 @@
 #include "traits.h"
 #include "simd.h"
 #include "matrix.h"
+#include "uniform.h"
 #include "atomic.h"
 #include "invoke.h"
 
