@@ -6,6 +6,8 @@
  *     is to be retained for export);
  *   - broadcast_arrays() makes nodes with all arrays as inputs while a shapeless trace is recorded, and nodes
  *     with one input otherwise. */
+#include <cstdint>
+
 #include "call.h"
 #include "mlx/ops.h"
 #include "mlx/stream.h"
@@ -70,38 +72,88 @@ struct Snapshot {
 
 /* That a tree of modules still consists of the very same objects and arrays.
  *
- * It must not own the tree's root, which may own it: the collector does not look into native objects. */
+ * It must not own the tree's root, which may own it: the collector does not look into native objects.
+ *
+ * It is asked once per token, when a token's weights have just driven everything else out of the caches. So what a check
+ * needs is fetched some checks ahead, by steps from pointer to pointer. */
 struct Guard {
-  struct Link {
-    nb::object holder; // null: the root
-    nb::object key, value;
+  struct Check {
+    PyObject *dict, *key, *value; // dict null: the root
+    std::uintptr_t array;         // of the array that the value must hold; 0 for links
   };
-  std::vector<Link> links;
-  std::vector<std::pair<nb::object, nb::object>> arrays; // Snapshot, module
+  std::vector<Check> checks;
+  std::vector<std::pair<PyObject*, Py_ssize_t>> sizes; // of the dicts of snapshots
+  std::vector<std::pair<nb::object, std::vector<PyObject*>>> lists;
+  std::vector<nb::object> owned;
 
-  Guard(nb::list link_list, nb::list array_list) {
+  Guard(nb::list link_list, nb::list array_list, nb::list list_list) {
     for (nb::handle item : link_list) {
       nb::tuple t = nb::cast<nb::tuple>(item);
-      nb::object holder = nb::borrow(t[0]);
-      links.push_back({holder.is_none() ? nb::object() : holder, nb::borrow(t[1]), nb::borrow(t[2])});
-      if (links.back().holder.is_valid() && !PyDict_Check(holder.ptr())) throw nb::type_error("a holder is a dict");
+      for (nb::handle object : t) owned.push_back(nb::borrow(object));
+      if (!t[0].is_none() && !PyDict_Check(t[0].ptr())) throw nb::type_error("a holder is a dict");
+      checks.push_back({t[0].is_none() ? nullptr : t[0].ptr(), t[1].ptr(), t[2].ptr(), 0});
     }
     for (nb::handle item : array_list) {
       nb::tuple t = nb::cast<nb::tuple>(item);
       if (!nb::isinstance<Snapshot>(t[0])) throw nb::type_error("arrays are given as (Snapshot, module)");
-      arrays.emplace_back(nb::borrow(t[0]), nb::borrow(t[1]));
+      if (!PyDict_Check(t[1].ptr())) throw nb::type_error("a module is a dict");
+      for (nb::handle object : t) owned.push_back(nb::borrow(object));
+      const Snapshot& snapshot = *nb::inst_ptr<Snapshot>(t[0]);
+      sizes.emplace_back(t[1].ptr(), snapshot.size);
+      for (const auto& [name, array] : snapshot.arrays) {
+        PyObject* now = PyDict_GetItemWithError(t[1].ptr(), name.ptr());
+        checks.push_back({t[1].ptr(), name.ptr(), now, array.id()});
+        if (now) owned.push_back(nb::borrow(now)); // only to be fetched; another one may hold the same array
+      }
+    }
+    for (nb::handle item : list_list) {
+      nb::tuple t = nb::cast<nb::tuple>(item);
+      std::vector<PyObject*> objects;
+      for (nb::handle object : nb::cast<nb::list>(t[1])) {
+        owned.push_back(nb::borrow(object));
+        objects.push_back(object.ptr());
+      }
+      lists.emplace_back(nb::borrow(t[0]), std::move(objects));
     }
   }
 
   bool holds(nb::dict root) const {
-    for (const Link& link : links) {
-      PyObject* holder = link.holder.is_valid() ? link.holder.ptr() : root.ptr();
-      if (PyDict_GetItemWithError(holder, link.key.ptr()) != link.value.ptr()) return false;
+    constexpr size_t kFar = 24, kNear = 12;
+    const size_t n = checks.size();
+    for (size_t i = 0; i < n; ++i) {
+      if (i + kFar < n) fetch_object(checks[i + kFar]);
+      if (i + kNear < n) fetch_table(checks[i + kNear]);
+      const Check& check = checks[i];
+      PyObject* now = PyDict_GetItemWithError(check.dict ? check.dict : root.ptr(), check.key);
+      if (!check.array) {
+        if (now != check.value) return false;
+      } else if (!now || !nb::isinstance<mx::array>(now) || nb::inst_ptr<mx::array>(now)->id() != check.array) {
+        return false;
+      }
     }
-    for (const auto& [snapshot, module] : arrays) {
-      if (!nb::inst_ptr<Snapshot>(snapshot)->holds(nb::borrow<nb::dict>(module))) return false;
+    for (const auto& [dict, size] : sizes) {
+      if (PyDict_GET_SIZE(dict) != size) return false;
+    }
+    for (const auto& [key, objects] : lists) {
+      PyObject* list = PyDict_GetItemWithError(root.ptr(), key.ptr());
+      if (!list || !PyList_Check(list) || PyList_GET_SIZE(list) != Py_ssize_t(objects.size())) return false;
+      for (size_t i = 0; i < objects.size(); ++i) {
+        if (PyList_GET_ITEM(list, Py_ssize_t(i)) != objects[i]) return false;
+      }
     }
     return true;
+  }
+
+ private:
+  static void fetch_object(const Check& check) {
+    if (check.dict) __builtin_prefetch(check.dict);
+    if (check.array) __builtin_prefetch(check.value);
+  }
+  static void fetch_table(const Check& check) {
+    if (!check.dict) return;
+    const auto* dict = reinterpret_cast<const PyDictObject*>(check.dict);
+    for (int line = 0; line < 4; ++line) __builtin_prefetch(reinterpret_cast<const char*>(dict->ma_keys) + 64 * line);
+    if (dict->ma_values) __builtin_prefetch(dict->ma_values);
   }
 };
 
@@ -112,9 +164,10 @@ void register_tracing(nb::module_& m) {
            "True if the dict has as many entries and the very same arrays, under whatever Python objects.")
       .def("put_back", &Snapshot::put_back, "module"_a, "Puts the arrays back under their names.");
   nb::class_<Guard>(m, "Guard", "That a tree of modules still consists of the same objects and arrays.")
-      .def(nb::init<nb::list, nb::list>(), "links"_a, "arrays"_a,
-           "links: (dict, or None for the root, key, object); arrays: (Snapshot, module).")
-      .def("holds", &Guard::holds, "root"_a, "True if every link and every snapshot holds.");
+      .def(nb::init<nb::list, nb::list, nb::list>(), "links"_a, "arrays"_a, "lists"_a = nb::list(),
+           "links: (dict, or None for the root, key, object); arrays: (Snapshot, module); lists: (key, objects), what "
+           "the root has under a key.")
+      .def("holds", &Guard::holds, "root"_a, "True if every link, every snapshot and every list holds.");
   m.def(
       "in_tracing", [](const mx::array* a) { return a ? a->is_tracer() : tracing(); }, "array"_a = nb::none(),
       "True while mlx records a graph (mx.compile, mx.grad, mx.vjp, mx.jvp, mx.vmap, mx.export_function) on this "
