@@ -1,4 +1,4 @@
-"""Joined stacks: the decoder layers of a model and the norm behind them as few primitives, for one token per sequence.
+"""Joined stacks: from tokens to the norm behind the last layer as few primitives, for one token per sequence.
 
 Where every layer is one program for a token with its cache (:mod:`.joined`), and the code that loops over the layers is
 a known one, the steps of several layers are put into one program. The kernels and their order are those of the layers;
@@ -8,6 +8,7 @@ other call: prompts, several tokens of a sequence, caches of other kinds.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -17,8 +18,9 @@ from .integrations import scope
 from .joined import JoinedAttention, free_kernels, whole_layer
 from .joined_steps import Parts, Unjoinable, children, links, normed
 from .offers import Offer
-from .program import Program
-from .sites import JoinSite
+from .program import Program, is_bound
+from .sites import JoinSite, OpSite
+from .verify import build
 from .walk import Found, dtype_name, host_of, model_type_of, sorted_modules, stock_class
 from .walk_blocks import StackForm, leaves_positions_out, stack_form_of
 
@@ -35,7 +37,7 @@ class JoinedStack:
     It holds no reference to the module it is installed on.
     """
 
-    def __init__(self, module: Any, form: StackForm, helper: Callable[[str, str, int, str], Any]) -> None:
+    def __init__(self, module: Any, form: StackForm, session: Any) -> None:
         self.form = form
         layers = list(module["layers"])
         plans = [_plan_of(layer) for layer in layers]
@@ -50,8 +52,10 @@ class JoinedStack:
         if len(ways) > 1:
             raise Unjoinable("its layers differ in how they turn positions")
         self.way = ways.pop() if ways else 0
-        self.ids = [id(layer) for layer in layers]  # the guard keeps them alive
         function: Any = vars(stock_class(module))["__call__"]
+        import mlx.core as mx
+
+        self.integers = (mx.uint32, mx.int32, mx.int64)
         self.names = function.__globals__
         self.mask = self.names.get("create_attention_mask")
         self.cache_mask = first.cache_class.make_mask
@@ -60,8 +64,10 @@ class JoinedStack:
             raise Unjoinable("it makes its mask in another way than its host")
         if first.cache_class().make_mask(1, return_array=False, window_size=None) is not None:
             raise Unjoinable("a single token gets a mask")
-        self.runs = self._programs(module, layers, plans, helper)
-        self.guard = native.get().Guard(*_links(module, layers, form))
+        self.lookup = _lookup(module[form.embedding], dtype_name(first.dtype), first.width, session)
+        self.runs = self._programs(module, layers, plans, free_kernels(session))
+        self.count = len(layers)
+        self.guard = native.get().Guard(*_links(module, layers, form), [("layers", layers)])
         self.traced, self.take, self.put = native.get().in_tracing, native.get().take_caches, native.get().put_caches
 
     def _programs(self, module: Any, layers: list[Any], plans: list[JoinedAttention], helper: Any) -> list[Any]:
@@ -73,6 +79,8 @@ class JoinedStack:
             some = list(zip(layers, plans, strict=True))[begin : begin + LAYERS]
             p = Program("accel/stack", 1 + 2 * len(some))
             x, buffers = p.input(0), []
+            if begin == 0 and self.lookup is not None:
+                x = p.call(self.lookup, x)
             for i, (layer, plan) in enumerate(some):
                 x, keys, values = whole_layer(p, x, p.input(1 + 2 * i), p.input(2 + 2 * i), layer, plan, parts, dtype)
                 buffers += [keys, values]
@@ -88,8 +96,7 @@ class JoinedStack:
         first = self.first
         if (
             type(cache) is not list
-            or len(cache) != len(self.ids)
-            or [id(layer) for layer in module["layers"]] != self.ids
+            or len(cache) != self.count
             or not all(getattr(module, name) == value for name, value in self.form.attributes)
             # Whoever has put functions of their own there wants them called.
             or self.names["create_attention_mask"] is not self.mask
@@ -103,8 +110,12 @@ class JoinedStack:
         taken = self.take(cache, first.cache_class, shape[0], first.kv_heads, first.kv_width, first.cached)
         if taken is None:
             return NotImplemented
-        x = module[self.form.embedding](inputs)
-        if x.dtype != first.dtype or x.shape[-1] != first.width:
+        x = inputs
+        if self.lookup is None:
+            x = module[self.form.embedding](inputs)
+            if x.dtype != first.dtype or x.shape[-1] != first.width:
+                return NotImplemented
+        elif x.dtype not in self.integers:
             return NotImplemented
         offset, arrays = taken
         params, end = (offset, self.way, offset + 1), offset + 1
@@ -119,7 +130,6 @@ def find(model: Any, session: Any) -> list[Found]:
     """The site of the model's stack with the core's offer, once its layers are joined; none if it cannot be."""
     if session.device != "cpu" or not native.available() or not host_of(model):
         return []
-    helper = free_kernels(session)
     paths = {d.site.path: d.site.signature for d in session.report.decisions if isinstance(d.site, JoinSite)}
     sites = {id(module): paths[path] for path, module in sorted_modules(model) if path in paths}
     found = []
@@ -128,7 +138,7 @@ def find(model: Any, session: Any) -> list[Found]:
         if form is None:
             continue
         try:
-            plan = JoinedStack(module, form, helper)
+            plan = JoinedStack(module, form, session)
         except Unjoinable as reason:
             session.report.unjoined.setdefault(f"not as one: {reason}", []).append(path)
             continue
@@ -178,13 +188,37 @@ def _rope_of(layer: Any, plan: JoinedAttention) -> type:
     return stock_class(layer[form.attention].rope)
 
 
+def _lookup(embedding: Any, dtype: str, width: int, session: Any) -> Any:
+    """A kernel for the rows of a quantized embedding in a dtype, None if there is none; verified with the stack."""
+    import mlx.nn as nn
+
+    scales, slot = embedding.get("scales"), install.slot_of(embedding)
+    if stock_class(embedding) is not nn.QuantizedEmbedding or embedding.get("biases") is None:
+        return None
+    own = dtype_name(scales.dtype)
+    if ("float32" if slot is not None and slot.cast else own) != dtype:
+        return None
+    site = OpSite(path="lookup()", op="lookup", variant=embedding.mode, dims=width, x_dtype=dtype, weight_dtype=own,
+                  out_dtype=dtype, device=session.device)  # fmt: skip
+    for made in session.host.collect(site)[0]:
+        if made.exactness == "bitwise":
+            with contextlib.suppress(Exception):
+                if is_bound(kernel := build(made, embedding)):
+                    return kernel
+    return None
+
+
 def _links(module: Any, layers: list[Any], form: StackForm) -> tuple[list[Any], list[Any]]:
-    """As :func:`.joined_steps.links`, for all layers and the norm."""
-    norm = module[form.norm]
-    slot = install.slot_of(norm)
-    assert slot is not None
-    found: list[tuple[Any, str, Any]] = [(None, form.norm, norm), (norm.__dict__, install.KEY, slot)]
-    arrays: list[tuple[Any, Any]] = [(slot.snapshot, norm)]
+    """As :func:`.joined_steps.links`, for all layers, the embedding and the norm."""
+    found: list[tuple[Any, str, Any]] = []
+    arrays: list[tuple[Any, Any]] = []
+    for name in (form.embedding, form.norm):
+        part = module[name]
+        found.append((None, name, part))
+        slot = install.slot_of(part)
+        if slot is not None:
+            found.append((part.__dict__, install.KEY, slot))
+        arrays.append((native.snapshot(part), part))
     for layer in layers:
         inner: Any = _plan_of(layer).form
         inside, kept = links(layer, inner)

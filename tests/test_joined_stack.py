@@ -6,6 +6,7 @@ import gc
 import weakref
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx_lm.models import cache as caches
@@ -13,7 +14,7 @@ from mlx_lm.models import llama
 from test_joined import POLICY, blocks, layers_of, made, model, run, same_bits
 from test_models import snapshot
 
-from backend_core import accelerate, decide, joined_stack, native, restore
+from backend_core import Policy, accelerate, decide, joined_stack, native, restore
 from backend_core.candidates import Candidate
 from backend_core.offers import Offer
 from backend_core.race import Timing
@@ -122,6 +123,45 @@ def test_unusual_caches_are_left_to_the_layers(monkeypatch, tmp_path, name):
     check(monkeypatch, tmp_path, OTHERWISE[name], False)
 
 
+@pytest.mark.parametrize("dtype", ["uint32", "int32", "int64", "uint8"])
+def test_tokens_of_any_integers(monkeypatch, tmp_path, dtype):
+    results = []
+    for m in pair(monkeypatch):
+        y = m(mx.array([[7]], dtype=getattr(mx, dtype)), cache=filled(m))
+        text = graph(tmp_path, y)
+        results.append([np.array(y)])
+    assert ("accel/stack" in text) == (dtype != "uint8") and ("Gather" in text) == (dtype == "uint8")
+    same_bits(*results)
+
+
+def test_embeddings_that_are_not_quantized(monkeypatch, tmp_path):
+    results = []
+    for stack in (False, True):
+        m = model()
+        m.model.embed_tokens = nn.Embedding(320, 96)
+        m.model.embed_tokens.weight = mx.random.normal((320, 96), key=mx.random.key(5))
+        report = accelerate(m, POLICY) if stack else layers_of(monkeypatch, m)
+        y = m(mx.array([[7]]), cache=filled(m))
+        assert ("accel/stack" in graph(tmp_path, y)) == stack, report.unjoined
+        results.append([np.array(y)])
+    same_bits(*results)
+
+
+@pytest.mark.parametrize("activations", ["float32", "model"])
+def test_half_precision(monkeypatch, tmp_path, activations):
+    policy = Policy(deterministic=True, activations=activations)
+    one, two = model(dtype="float16"), model(dtype="float16")
+    layers_of(monkeypatch, one, policy)
+    accelerate(two, policy)
+    results = []
+    for m in (one, two):
+        y = m(mx.array([[7]]), cache=filled(m))
+        text = graph(tmp_path, y)
+        results.append([np.array(y.astype(mx.float32))])
+    assert "accel/stack" in text and "Gather" not in text
+    same_bits(*results)
+
+
 def test_caches_at_different_offsets(monkeypatch, tmp_path):
     results = []
     for m in pair(monkeypatch):
@@ -146,6 +186,8 @@ def test_one_cache_for_two_layers(monkeypatch, tmp_path):
 CHANGES = {
     "order": lambda m: m.model.layers.reverse(),
     "fewer": lambda m: m.model.layers.pop(),
+    "embedding": lambda m: m.model.embed_tokens.update({"scales": m.model.embed_tokens.scales * 2}),
+    "another embedding": lambda m: setattr(m.model, "embed_tokens", nn.Embedding(320, 96)),
     "norm": lambda m: m.model.norm.update({"weight": m.model.norm.weight * 2}),
     "weights": lambda m: m.layers[1].mlp.up_proj.update({"scales": m.layers[1].mlp.up_proj.scales * 1.5}),
     "scale": lambda m: setattr(m.layers[0].self_attn, "scale", 0.25),
@@ -160,6 +202,7 @@ CHANGES = {
 def test_what_has_changed_is_left_to_the_layers(monkeypatch, tmp_path, name):
     results = []
     for m in pair(monkeypatch):
+        mx.random.seed(3)
         CHANGES[name](m)
         mx.eval(m.parameters())
         cache = filled(m)
