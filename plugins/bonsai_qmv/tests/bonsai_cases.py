@@ -6,9 +6,10 @@ import functools
 import os
 from dataclasses import dataclass
 
-import bonsai_harness as h
 import numpy as np
 from bonsai_qmv import plugin, reference
+
+from backend_core.testing import cpu_kernels as h
 
 FLOATS = ("float32", "float16", "bfloat16")
 

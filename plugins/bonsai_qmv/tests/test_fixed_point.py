@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bonsai_cases as cases
-import bonsai_harness as h
 import numpy as np
 import pytest
 from bonsai_cases import Case
@@ -11,6 +10,8 @@ from bonsai_qmv import plugin
 from bonsai_qmv import reference as ref
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from backend_core.testing import cpu_kernels as h
 
 VNNI = cases.isas().get("avx512_vnni")
 pytestmark = pytest.mark.skipif(VNNI is None, reason="this processor has no AVX-512 VNNI")

@@ -3,13 +3,14 @@
 import itertools
 
 import bonsai_cases as cases
-import bonsai_harness as h
 import numpy as np
 import pytest
 from bonsai_cases import Case, seed_of
 from bonsai_qmv import reference as ref
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from backend_core.testing import cpu_kernels as h
 
 ROWS = (*range(1, 18), 31, 33, 63, 64, 65, 127, 129)
 DTYPES = list(itertools.product(cases.FLOATS, repeat=3))

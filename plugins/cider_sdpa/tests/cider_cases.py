@@ -7,9 +7,10 @@ import os
 from dataclasses import dataclass, replace
 from typing import Any
 
-import cider_harness as h
 import numpy as np
 from cider_sdpa import plugin, reference
+
+from backend_core.testing import cpu_kernels as h
 
 FLOATS = ("float32", "float16", "bfloat16")
 RAW = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}

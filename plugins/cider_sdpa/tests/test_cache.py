@@ -3,13 +3,14 @@
 import itertools
 
 import cider_cases as cases
-import cider_harness as h
 import mlx.core as mx
 import numpy as np
 import pytest
 from cider_sdpa import cache
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from backend_core.testing import cpu_kernels as h
 
 PAIRS = list(itertools.product(cases.FLOATS, repeat=2))
 RAW = cases.RAW

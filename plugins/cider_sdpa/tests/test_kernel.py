@@ -3,12 +3,13 @@
 import itertools
 
 import cider_cases as cases
-import cider_harness as h
 import numpy as np
 import pytest
 from cider_cases import Case, seed_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from backend_core.testing import cpu_kernels as h
 
 DTYPES = list(itertools.product(cases.FLOATS, repeat=3))
 KEYS = (1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 1023, 1024, 1025)

@@ -4,7 +4,6 @@ import itertools
 from types import SimpleNamespace
 
 import cider_cases as cases
-import cider_harness as h
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -14,7 +13,8 @@ from hypothesis import strategies as st
 from mlx_lm.models.base import quantized_scaled_dot_product_attention, scaled_dot_product_attention
 from mlx_lm.models.cache import QuantizedKVCache
 
-h.DTYPES["uint32"] = 3
+from backend_core.testing import cpu_kernels as h
+
 GROUPS = (32, 64, 128)
 SCALE = 0.2
 

@@ -9,9 +9,10 @@ import os
 import zlib
 from dataclasses import dataclass
 
-import linear_harness as h
 import numpy as np
 from host_linear import plugin, reference
+
+from backend_core.testing import cpu_kernels as h
 
 FLOATS = ("float32", "float16", "bfloat16")
 MODES = ("mxfp4", "nvfp4", "mxfp8")

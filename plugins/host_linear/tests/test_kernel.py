@@ -1,13 +1,14 @@
 """The kernel through its C ABI: accuracy, independence of rows and threads, strides, edges."""
 
 import linear_cases as cases
-import linear_harness as h
 import numpy as np
 import pytest
 from host_linear import reference as ref
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from linear_cases import FLOATS, FORMATS, MODES, Case, seed_of
+
+from backend_core.testing import cpu_kernels as h
 
 ROWS = (*range(1, 19), 23, 31, 32, 33, 48, 49, 63, 64, 65, 127, 129)
 

@@ -10,10 +10,11 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import host_ops_harness as h
 import numpy as np
 from host_ops import reference as ref
 from host_ops.library import library
+
+from backend_core.testing import cpu_kernels as h
 
 FLOATS = ("float32", "float16", "bfloat16")
 EPS = 1e-5

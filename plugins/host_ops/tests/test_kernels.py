@@ -1,12 +1,13 @@
 """The kernels through their C ABI: accuracy, independence of rows and threads, strides, edges."""
 
 import host_ops_cases as cases
-import host_ops_harness as h
 import numpy as np
 import pytest
 from host_ops_cases import FLOATS, OPS, Case, same_bits, seed_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from backend_core.testing import cpu_kernels as h
 
 ROWS = (*range(1, 18), 63, 64, 65, 127, 129)
 DIMS = (1, 7, 16, 63, 64, 576, 577)

@@ -1,16 +1,26 @@
-"""Calls a CPU kernel through the C ABI of accel/kernel.h, without mlx: any strides, threads and ISA bits."""
+"""Calls a CPU kernel through the C ABI of accel/kernel.h, without mlx: any strides, threads and ISA bits.
+
+For the tests of plugins: ``call(library, "my_kernel", [Typed.of(x, "float16")], y, [bits])`` runs the kernel with a
+thread pool that takes pieces of a loop from the back, and scratch memory full of NaN.
+"""
 
 from __future__ import annotations
 
 import ctypes as c
 import functools
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-DTYPES = {"uint32": 3, "int32": 7, "int64": 8, "float16": 9, "float32": 10, "float64": 11, "bfloat16": 12}
-AVX2, AVX512 = 1 << 0, 1 << 1
+#: mlx's dtype names and their numbers in the ABI.
+DTYPES = {
+    "bool": 0, "uint8": 1, "uint16": 2, "uint32": 3, "uint64": 4, "int8": 5, "int16": 6, "int32": 7, "int64": 8,
+    "float16": 9, "float32": 10, "float64": 11, "bfloat16": 12,
+}  # fmt: skip
+AVX2, AVX512, AVX512_VBMI, AVX512_VNNI = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+AMX_INT8, AMX_BF16 = 1 << 6, 1 << 7
 NEON = 1 << 16
 
 
@@ -71,14 +81,14 @@ class Typed:
 
     @property
     def values(self) -> np.ndarray:
-        """The exact values, as float32 where the dtype is a float."""
-        if self.dtype in ("uint32", "int32", "int64", "float64"):
+        """The exact values; float16 and bfloat16 as float32."""
+        if self.dtype not in ("float16", "bfloat16"):
             return self.raw
         if self.dtype != "bfloat16":
             return self.raw.astype(np.float32)
         return (self.raw.astype(np.uint32) << 16).view(np.float32)
 
-    def view(self, change) -> Typed:
+    def view(self, change: Callable[[np.ndarray], np.ndarray]) -> Typed:
         """The same memory seen through a numpy view, e.g. ``lambda a: a[:, ::2]``."""
         return Typed(change(self.raw), self.dtype)
 
@@ -100,17 +110,18 @@ def _function(library: str, symbol: str):
 def call(
     library: str,
     symbol: str,
-    inputs: list[Typed],
-    outputs: list[Typed],
-    params: list[int | float],
+    inputs: Sequence[Typed],
+    output: Typed | Sequence[Typed],
+    params: Sequence[int | float],
     *,
     threads: int = 1,
     isa: int = 0,
 ) -> int:
-    """Run the kernel; `outputs` are written in place. Returns how many pieces of parallel loops ran.
+    """Run the kernel; `output`, one or several, is written in place. Returns how many pieces of parallel loops ran.
 
     Raises ValueError with the kernel's message.
     """
+    outputs = [output] if isinstance(output, Typed) else output
     keep: list = []
     messages: list[str] = []
     ran: list[int] = []
@@ -120,6 +131,10 @@ def call(
         work = _TASK(task)
         pieces = [(i, min(i + grain, n)) for i in range(0, n, grain)]
         ran.append(len(pieces))
+        if threads == 1:
+            for begin, end in pieces:
+                work(arg, begin, end)
+            return
         lock = threading.Lock()
 
         def drain():
