@@ -1,8 +1,9 @@
 """The hooks a plugin may implement.
 
 A plugin is a module (or object) with functions marked ``@hookimpl``, found through the entry-point group
-``mlx_accel.plugins``. Every hook but `register_kernels` takes one frozen dataclass of facts and returns None
-("nothing for this one"), one :class:`~backend_core.offers.Offer`, or a list of offers. Hooks are called once
+``mlx_accel.plugins``. Every hook but `register_kernels` takes one frozen dataclass of facts and, if it asks for it,
+the :class:`~backend_core.policy.Policy` in force, and returns None ("nothing for this one"), one
+:class:`~backend_core.offers.Offer`, or a list of offers. Hooks are called once
 per place in a model at load time, never per token. They must not change global state, must not evaluate
 mlx arrays and must not import heavy modules for sites they decline.
 
@@ -20,6 +21,7 @@ import pluggy
 if TYPE_CHECKING:
     from .kernels_registry import Registry
     from .offers import Offer
+    from .policy import Policy
     from .sites import AttentionSite, CheckpointSite, DraftSite, LinearSite, MoeSite, OpSite
 
 PROJECT = "mlx_accel"
@@ -44,7 +46,7 @@ def register_kernels(registry: Registry) -> None:
 
 
 @hookspec
-def select_linear(site: LinearSite) -> Offer | list[Offer] | None:
+def select_linear(site: LinearSite, policy: Policy) -> Offer | list[Offer] | None:
     """Offer an implementation for one linear layer.
 
     ``offer.build(module)`` gets the live layer and returns what is called in its place:
@@ -65,7 +67,7 @@ def select_linear(site: LinearSite) -> Offer | list[Offer] | None:
 
 
 @hookspec
-def select_attention(site: AttentionSite) -> Offer | list[Offer] | None:
+def select_attention(site: AttentionSite, policy: Policy) -> Offer | list[Offer] | None:
     """Offer an implementation for one attention call shape.
 
     ``offer.build(None)`` returns ``f(queries, keys, values, cache, scale, mask, sinks)`` with the meaning of
@@ -77,7 +79,7 @@ def select_attention(site: AttentionSite) -> Offer | list[Offer] | None:
 
 
 @hookspec
-def fuse_moe(site: MoeSite) -> Offer | list[Offer] | None:
+def fuse_moe(site: MoeSite, policy: Policy) -> Offer | list[Offer] | None:
     """Offer an implementation for a whole block of routed experts.
 
     ``offer.build(module)`` returns ``f(x, indices)``: x (…, d_model), indices (…, top_k) of experts, result
@@ -86,7 +88,7 @@ def fuse_moe(site: MoeSite) -> Offer | list[Offer] | None:
 
 
 @hookspec
-def verify_draft(site: DraftSite) -> Offer | list[Offer] | None:
+def verify_draft(site: DraftSite, policy: Policy) -> Offer | list[Offer] | None:
     """Offer an implementation of the acceptance step of speculative decoding.
 
     ``offer.build(None)`` returns ``f(draft_tokens, target_logits) -> (n_accepted, tokens)``: draft_tokens
@@ -96,7 +98,7 @@ def verify_draft(site: DraftSite) -> Offer | list[Offer] | None:
 
 
 @hookspec
-def select_op(site: OpSite) -> Offer | list[Offer] | None:
+def select_op(site: OpSite, policy: Policy) -> Offer | list[Offer] | None:
     """Offer an implementation of a normalising, position, elementwise or reduction op.
 
     ``offer.build(module)`` gets the module (``nn.RMSNorm``, ``nn.RoPE``) or None for plain functions, and
@@ -105,10 +107,11 @@ def select_op(site: OpSite) -> Offer | list[Offer] | None:
 
 
 @hookspec
-def adapt_checkpoint(site: CheckpointSite) -> Offer | list[Offer] | None:
+def adapt_checkpoint(site: CheckpointSite, policy: Policy) -> Offer | list[Offer] | None:
     """Offer to load a checkpoint that stock mlx-lm cannot load.
 
     ``offer.build(arguments)`` gets the keyword arguments of ``mlx_lm.utils.load_model`` as a dict and
-    returns the arguments to load with, for instance with another ``get_model_classes``. The first offer of
-    the preferred plugin is used.
+    returns the arguments to load with, for instance with another ``get_model_classes``: a function ``f(config=...) ->
+    (model class, arguments class)``, which is always there, for mlx-vlm too. The first offer of the preferred plugin is
+    used. Sentences that the loaded model carries in ``model.__dict__["_accel_notes"]`` come into the report.
     """

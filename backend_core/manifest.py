@@ -6,6 +6,8 @@
     mlx = ">=0.32,<0.34"          # version ranges of installed distributions, any name
     devices = ["cpu"]             # at least one of them must be present
     isa = ["avx2", "neon"]        # at least one of them, for plugins with nothing but CPU kernels
+    [options]
+    my_plugin = ["auto", "small"] # a policy option of the plugin's own: its values, the default first
 
 The file lies in the plugin's top-level package. A plugin without one is taken as `api = 1` with no
 requirements, so that the smallest plugin is one Python file.
@@ -22,7 +24,7 @@ from typing import Any
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-from .hookspecs import API_VERSION
+from .hookspecs import API_VERSION, ENTRY_POINT_GROUP
 from .sites import DEVICES
 
 if sys.version_info >= (3, 11):
@@ -31,7 +33,7 @@ else:
     import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
 
 FILE_NAME = "mlx_accel.toml"
-_KEYS = {"api", "name", "hooks", "requires", "description"}
+_KEYS = {"api", "name", "hooks", "requires", "description", "options"}
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Manifest:
     devices: tuple[str, ...] = ()
     isa: tuple[str, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
+    options: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def unmet(self, devices: tuple[str, ...], isa: tuple[str, ...]) -> str:
         """Why the plugin cannot run here, or "" if it can.
@@ -110,7 +113,27 @@ def read(path: Path) -> Manifest:
             versions[name] = str(SpecifierSet(wanted))
         except InvalidSpecifier as error:
             raise ValueError(f"{path}: requires.{name} = {wanted!r} is not a version range") from error
-    return Manifest(path, api, _words(path, "hooks", data.get("hooks", [])), devices, isa, versions)
+    options = data.get("options", {})
+    if not isinstance(options, dict):
+        raise ValueError(f"{path}: [options] must be a table")
+    options = {name: _words(path, f"options.{name}", values) for name, values in options.items()}
+    if unfit := [name for name, values in options.items() if not values or not name.isidentifier()]:
+        raise ValueError(f"{path}: options.{unfit[0]} must be an identifier with at least one value")
+    return Manifest(path, api, _words(path, "hooks", data.get("hooks", [])), devices, isa, versions, options)
+
+
+def installed_options() -> dict[str, tuple[str, ...]]:
+    """Policy options of all installed plugins -> their values, the default first. Nothing is imported."""
+    found: dict[str, tuple[str, ...]] = {}
+    for entry in sorted(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP), key=lambda e: e.name):
+        try:
+            path = find(entry.module)
+            options = read(path).options if path else {}
+        except (OSError, ValueError):
+            continue  # said where the plugin is loaded
+        for name, values in options.items():
+            found.setdefault(name, values)
+    return found
 
 
 def _words(path: Path, key: str, value: Any) -> tuple[str, ...]:

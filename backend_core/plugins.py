@@ -235,7 +235,7 @@ class PluginHost:
             record = self.records[impl.plugin_name]
             try:
                 with watch(record) if watch is not None else contextlib.nullcontext():
-                    offers = as_offers(_call(impl, {"site": site}), site)
+                    offers = as_offers(_call(impl, {"site": site, "policy": self.policy}), site)
                 names = [o.name for o in offers]
                 if len(set(names)) != len(names):
                     raise ValueError(f"two offers with one name: {names}")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import PolicyError
+from .manifest import installed_options
 
 ENV_PREFIX = "MLX_ACCEL_"
 
@@ -39,6 +40,9 @@ class Policy:
         Raise on the first plugin fault instead of recording it.
     report
         What is printed after loading: ``"short"`` (one line), ``"full"`` (a table), ``"json"``, ``"none"``.
+    plugin_options
+        Options that plugins brought, as (name, value) pairs: see :meth:`option`. On the command line and in the
+        environment they are given like all others.
     """
 
     plugins: str = ""
@@ -48,6 +52,7 @@ class Policy:
     activations: str = "auto"
     strict: bool = False
     report: str = "short"
+    plugin_options: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         for name, values in _CHOICES.items():
@@ -60,6 +65,13 @@ class Policy:
             value = getattr(self, name)
             if not isinstance(value, bool):
                 object.__setattr__(self, name, _as_bool(name, value))
+        if self.plugin_options:
+            known = installed_options()
+            for name, value in self.plugin_options:
+                if name not in known:
+                    raise PolicyError(f"unknown option {name!r}: no installed plugin has it")
+                if value not in known[name]:
+                    raise PolicyError(f"{name}={value!r}: not one of {', '.join(map(repr, known[name]))}")
         for word in self.plugins.split(","):
             if word.strip() in ("+", "-"):
                 raise PolicyError(f"plugins={self.plugins!r}: a sign without a plugin name")
@@ -83,6 +95,13 @@ class Policy:
         only = [w for w in words if w[0] not in "+-"]
         return not only or name in only or f"+{name}" in words
 
+    def option(self, name: str) -> str:
+        """The value of a plugin's option: the one given, else its default ("" if no installed plugin has it)."""
+        for key, value in self.plugin_options:
+            if key == name:
+                return value
+        return installed_options().get(name, ("",))[0]
+
     @property
     def allow_lossy(self) -> bool:
         return "lossy" in self.allow
@@ -94,7 +113,8 @@ class Policy:
 
     @classmethod
     def keys(cls) -> tuple[str, ...]:
-        return tuple(f.name for f in dataclasses.fields(cls))
+        """Names of the core's own options."""
+        return tuple(f.name for f in dataclasses.fields(cls) if f.name != "plugin_options")
 
     @classmethod
     def from_options(cls, options: Iterable[str] = (), env: Mapping[str, str] | None = None) -> Policy:
@@ -105,8 +125,9 @@ class Policy:
         """
         env = os.environ if env is None else env
         values: dict[str, Any] = {}
-        keys = cls.keys()
-        for key in keys:
+        own, brought = cls.keys(), tuple(installed_options())
+        keys = (*own, *(key for key in brought if key not in own))
+        for key in own:
             if value := env.get(ENV_PREFIX + key.upper(), "").strip():
                 try:
                     cls(**{key: value})  # type: ignore[arg-type]
@@ -125,10 +146,12 @@ class Policy:
                 raise PolicyError(f"option {key!r} needs a value: {key}=VALUE")
             # plugins= may be given several times and adds up; of the others the last one counts.
             given[key] = f"{given[key]},{value}" if key == "plugins" and key in given else value
-        return cls(**{**values, **given})
+        pairs = {key: given.pop(key, env.get(ENV_PREFIX + key.upper(), "").strip()) for key in keys if key not in own}
+        return cls(**{**values, **given}, plugin_options=tuple((key, v) for key, v in pairs.items() if v))
 
     def as_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        """The core's options by name, and those of plugins that were given."""
+        return {**{key: getattr(self, key) for key in self.keys()}, **dict(self.plugin_options)}
 
 
 _CHOICES: dict[str, tuple[str, ...]] = {
@@ -146,7 +169,7 @@ OTHER_VARIABLES = ("BACKEND", "NO_HOOK", "CACHE", "ISA", "THREADS", "NATIVE", "B
 def strange_variables(env: Mapping[str, str] | None = None) -> list[str]:
     """Sentences about MLX_ACCEL_ variables that nothing reads or whose value cannot be used."""
     env = os.environ if env is None else env
-    known = [*map(str.upper, Policy.keys()), *OTHER_VARIABLES]
+    known = [*map(str.upper, Policy.keys()), *map(str.upper, installed_options()), *OTHER_VARIABLES]
     notes = []
     for variable in sorted(env):
         name = variable.removeprefix(ENV_PREFIX)

@@ -53,6 +53,8 @@ def test_every_option_is_in_the_table_with_its_values_and_default() -> None:
     rows = option_rows()
     assert set(rows) == set(Policy.keys())
     for field in dataclasses.fields(Policy):
+        if field.name == "plugin_options":
+            continue
         _, variable, values, default, meaning = rows[field.name]
         assert variable == f"`{policy.ENV_PREFIX}{field.name.upper()}`"
         assert meaning
