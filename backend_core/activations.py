@@ -10,6 +10,7 @@ from __future__ import annotations
 import platform
 from typing import Any
 
+from .layer_classes import is_embedding
 from .machine import default_device
 from .policy import Policy
 from .walk import activations_dtype, modules_of, stock_class
@@ -39,7 +40,7 @@ def embeddings(model: Any) -> list[Any]:
         dtype = None
         if cls is nn.Embedding:
             dtype = module["weight"].dtype
-        elif cls is nn.QuantizedEmbedding:
+        elif is_embedding(cls):
             # Microscaling formats dequantise to bfloat16.
             dtype = mx.bfloat16 if module["scales"].dtype == mx.uint8 else module["scales"].dtype
         # mlx dtypes do not compare with None.

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from . import native
+from .layer_classes import format_of
 from .walk import dtype_name, stock_class
 
 if TYPE_CHECKING:
@@ -223,6 +224,8 @@ def float32_lookup(module: Any, x: Any) -> Any:
 
     if "scales" not in module:
         return module["weight"][x].astype(mx.float32)
+    if format_of(stock_class(module)) is not None:
+        return module.rows(x, mx.float32)
     scales, biases = module["scales"][x], module.get("biases")
     if scales.dtype == mx.uint8:
         return mx.dequantize(module["weight"][x], scales, group_size=module.group_size, bits=module.bits,

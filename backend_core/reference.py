@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from . import native
+from .layer_classes import format_named
 
 #: Decoded weights held at once, in elements, so that verification never doubles a model's memory.
 _SLICE = 4_000_000
@@ -91,6 +92,10 @@ class Reference:
         self.scales = None if scales is None else as_numpy(pick(scales))
         self.biases = None if biases is None else as_numpy(pick(biases))
         bias, factor = arrays.get("bias"), arrays.get("global_scale")
+        if (form := format_named(mode)) is not None:
+            assert self.scales is not None
+            self.weight, self.scales, self.biases = form.as_affine(self.weight, self.scales)
+            self.mode, self.bits = "affine", form.bits
         self.bias = None if bias is None else as_numpy(pick(bias)).astype(np.float64)
         # nvfp4's tensor scale: stock stores max|w|, the code's unit is that over (448 * 6).
         self.factor = 1.0 if factor is None else as_numpy(pick(factor)).item() / (448.0 * 6.0)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from .layer_classes import format_of, is_embedding, kinds
 from .machine import default_device
 from .sites import LinearSite, MoeSite, OpSite
 
@@ -48,13 +49,13 @@ def stock_class(module: Any) -> type:
 
 
 def linear_kinds() -> dict[type, str]:
-    """Stock classes of linear sites known to this process -> kind."""
-    kinds = {}
+    """Stock classes of linear sites known to this process, and those of plugins -> kind."""
+    found = kinds()
     for module, name, kind in _LINEAR_CLASSES:
         cls = getattr(sys.modules.get(module), name, None)
         if isinstance(cls, type):
-            kinds[cls] = kind
-    return kinds
+            found[cls] = kind
+    return found
 
 
 def dtype_name(dtype: Any) -> str:
@@ -109,7 +110,7 @@ def activations_dtype(model: Any) -> str:
 
     for _, module in modules_of(model):
         cls = stock_class(module)
-        if cls is nn.QuantizedEmbedding:
+        if cls is not nn.Embedding and is_embedding(cls):
             scales = module["scales"].dtype
             # Microscaling formats dequantise to bfloat16.
             return "bfloat16" if dtype_name(scales) == "uint8" else dtype_name(scales)
@@ -123,7 +124,7 @@ def find_linears(model: Any, x_dtype: str = "") -> list[Found]:
 
     x_dtype: dtype of the activations under the policy in force, "" to take each layer's own.
     """
-    kinds = linear_kinds()
+    known = linear_kinds()
     modules = modules_of(model)
     tied = {id(m) for m in tied_embeddings(modules)}
     paths: dict[int, list[str]] = {}
@@ -133,7 +134,7 @@ def find_linears(model: Any, x_dtype: str = "") -> list[Found]:
     host, model_type, device = host_of(model), model_type_of(model), default_device()
     found, seen = [], set()
     for _, module in sorted_modules(model):
-        kind = kinds.get(stock_class(module))
+        kind = known.get(stock_class(module))
         if kind is None or id(module) in seen or (kind == "embedding" and id(module) not in tied):
             continue
         seen.add(id(module))
@@ -164,7 +165,9 @@ def linear_facts(module: Any, kind: str, x_dtype: str = "") -> dict[str, Any] | 
         return None
     bits, group_size = getattr(module, "bits", 0) or 0, getattr(module, "group_size", 0) or 0
     mode = getattr(module, "mode", "affine") if scales is not None else "dense"
-    k = weight.shape[-1] if scales is None else weight.shape[-1] * 32 // bits
+    if (form := format_of(stock_class(module))) is not None:
+        mode, bits = form.mode, form.bits
+    k = weight.shape[-1] if scales is None else scales.shape[-1] * group_size
     own = weight.dtype if scales is None else scales.dtype
     if own == mx.uint8:  # microscaling formats carry no float dtype of their own
         own = mx.bfloat16 if not x_dtype else getattr(mx, x_dtype)
@@ -196,8 +199,6 @@ def tied_embeddings(modules: list[tuple[str, Any]]) -> Iterator[Any]:
     names ``as_linear`` and an embedding it holds uses it, unless the same code would rather use an
     ``lm_head`` that is there. (Some models create one and leave it unused; then their configuration tells.)
     """
-    import mlx.nn as nn
-
     names_by_class: dict[type, list[set[str]]] = {}
     for _, owner in modules:
         cls = type(owner)
@@ -220,7 +221,7 @@ def tied_embeddings(modules: list[tuple[str, Any]]) -> Iterator[Any]:
                     child = module.get(name) if isinstance(module, dict) else None
                     if child is not None and _is_adapter(child):
                         child = child.get("embedding")
-                    if child is not None and stock_class(child) in (nn.Embedding, nn.QuantizedEmbedding):
+                    if child is not None and is_embedding(stock_class(child)):
                         yield child
 
 
