@@ -66,8 +66,11 @@ def explain(model: str, as_json: bool, every: bool, options: tuple[str, ...]) ->
     from .. import core
     from . import models, tables
 
-    loaded = models.load_stock(model)
-    report = core.accelerate(loaded, Policy.from_options(options))
+    policy = Policy.from_options(options)
+    loaded = models.load_stock(model, policy)
+    report = core.accelerate(loaded, policy)
+    for note in loaded.__dict__.pop("_accel_notes", ()):
+        report.note(note)
     if as_json:
         click.echo(report.to_json())
     else:

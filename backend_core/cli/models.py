@@ -6,19 +6,20 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ModelError
+from ..policy import Policy
 
 
-def load_stock(name: str) -> Any:
-    """The model in directory (or repository) `name` as stock mlx-lm or mlx-vlm loads it.
+def load_stock(name: str, policy: Policy | None = None) -> Any:
+    """The model in directory (or repository) `name` as mlx-lm or mlx-vlm loads it, layers as they come.
 
-    Raises ModelError if the directory does not exist or is damaged, UnknownQuantization for a format that
-    stock does not know.
+    Formats of plugins are read by them, under `policy`. Raises ModelError if the directory does not exist or is
+    damaged, UnknownQuantization for a format that neither stock nor a plugin knows.
     """
     import importlib
     import json
 
-    from ..checkpoints import check_quantization
-    from ..integrations.loading import raise_if_damaged
+    from .. import core
+    from ..integrations import loading
 
     path = Path(name).expanduser()
     if not path.exists():
@@ -28,21 +29,25 @@ def load_stock(name: str) -> Any:
     if path.is_file():
         raise ModelError(f"{name} is a file; a model is a directory with config.json and *.safetensors")
     try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        json.loads((path / "config.json").read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ModelError(f"{path} has no config.json; it is not a model directory") from error
     except (ValueError, OSError) as error:
         raise ModelError(f"{path}/config.json cannot be read: {error}") from error
-    check_quantization(config, path)
-    load = importlib.import_module("mlx_lm.utils").load_model
-    try:
-        return getattr(load, "_accel_original", load)(path)[0]
-    except ValueError as error:
-        if "not supported" not in str(error) or importlib.util.find_spec("mlx_vlm") is None:
-            raise_if_damaged(path, error)
-            raise
-        load = importlib.import_module("mlx_vlm.utils").load_model
-        return getattr(load, "_accel_original", load)(path)
-    except Exception as error:
-        raise_if_damaged(path, error)
-        raise
+    plugins = core.plugin_host(policy)
+
+    def load(host: str) -> Any:
+        function = importlib.import_module(f"{host}.utils").load_model
+        original = getattr(function, "_accel_original", function)
+        arguments, adapted = loading.adapt(plugins, host, path, original, {"model_path": path})
+        try:
+            return loading.call(host, original, arguments)
+        except Exception as error:
+            lacks = host == "mlx_lm" and isinstance(error, ValueError) and "not supported" in str(error)
+            if not lacks or importlib.util.find_spec("mlx_vlm") is None:
+                loading.raise_if_damaged(path, error, ignore_format=bool(adapted))
+                raise
+        return load("mlx_vlm")
+
+    result = load("mlx_lm")
+    return result[0] if isinstance(result, tuple) else result

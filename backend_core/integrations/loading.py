@@ -65,9 +65,9 @@ def _load(host: str, original: Callable[..., Any], context: Context, sharded: bo
           lazy: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # fmt: skip
     plugins = core.plugin_host(context.policy)
     arguments = _by_name(original, (model_path, lazy, *args), kwargs)
-    arguments, adapted = _adapt(plugins, Path(model_path), arguments)
+    arguments, adapted = adapt(plugins, host, Path(model_path), original, arguments)
     try:
-        result = original(**arguments)
+        result = call(host, original, arguments)
     except Exception as error:
         raise_if_damaged(Path(model_path), error, ignore_format=bool(adapted))
         raise
@@ -80,6 +80,8 @@ def _load(host: str, original: Callable[..., Any], context: Context, sharded: bo
         report = core.accelerate(model, context.policy, host=plugins)
         if adapted:
             report.note(f"checkpoint read by {adapted}")
+        for note in model.__dict__.pop("_accel_notes", ()):
+            report.note(note)
         show(report, context.policy)
     return result
 
@@ -94,8 +96,12 @@ def _by_name(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
-def _adapt(plugins: Any, path: Path, arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """(arguments to load with, label of the offer that adapted them or "").
+def adapt(plugins: Any, host: str, path: Path, original: Callable[..., Any], arguments: dict[str, Any]
+          ) -> tuple[dict[str, Any], str]:  # fmt: skip
+    """(arguments for :func:`call`, label of the offer that adapted them or "").
+
+    original
+        The host's own ``load_model``; `arguments` are its by name.
 
     The quantization metadata of what no plugin adapts is checked. Raises UnknownQuantization, or ModelError
     if an offer fails.
@@ -109,19 +115,70 @@ def _adapt(plugins: Any, path: Path, arguments: dict[str, Any]) -> tuple[dict[st
         return arguments, ""
     method = config.get("quantization_config") or {}
     site = CheckpointSite(
-        path=str(path), model_type=str(config.get("model_type", "")),
+        path=str(path), host=host, model_type=str(config.get("model_type", "")),
         quant_method=str(method.get("quant_method", "")) if isinstance(method, dict) else "",
         quantization=json.dumps(config.get("quantization") or method or "", sort_keys=True), files=files,
     )  # fmt: skip
     offers, _ = plugins.collect(site) if plugins.implements("adapt_checkpoint") else ([], [])
     if offers:
         best = max(offers, key=lambda o: (o.preference, o.label))
+        with_classes = {"get_model_classes": _classes_of(host, original), **arguments}
         try:
-            return dict(best.build(dict(arguments))), best.label
+            return dict(best.build(with_classes)), best.label
+        except AccelError:
+            raise
         except Exception as error:
             raise ModelError(f"{path}: {best.label} cannot read it: {type(error).__name__}: {error}") from error
     check_quantization(config, path)
     return arguments, ""
+
+
+def _classes_of(host: str, original: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
+    """The function by which `original` finds a model's classes."""
+    parameter = inspect.signature(original).parameters.get("get_model_classes")
+    return _found_classes if parameter is None else parameter.default
+
+
+#: One load at a time finds other classes in mlx-vlm, where they are no argument.
+_CLASSES_LOCK = threading.RLock()
+_found = threading.local()
+
+
+def _found_classes(config: dict[str, Any]) -> tuple[Any, Any]:
+    """The classes of the package that mlx-vlm has just found."""
+    return _found.package.Model, _found.package.ModelConfig
+
+
+def call(host: str, original: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    """``original(**arguments)``, with ``get_model_classes`` for hosts that have no such argument too."""
+    if "get_model_classes" in inspect.signature(original).parameters or "get_model_classes" not in arguments:
+        return original(**arguments)
+    arguments = dict(arguments)
+    get_model_classes = arguments.pop("get_model_classes")
+    utils: Any = importlib.import_module(f"{host}.utils")
+    stock = utils.get_model_and_args
+
+    def get_model_and_args(config: dict[str, Any], *args: Any, **kwargs: Any) -> tuple[Any, str]:
+        _found.package, model_type = stock(config, *args, **kwargs)
+        model_class, _ = get_model_classes(config=config)
+        return _WithModel(_found.package, model_class), model_type
+
+    with _CLASSES_LOCK:
+        utils.get_model_and_args = get_model_and_args
+        try:
+            return original(**arguments)
+        finally:
+            utils.get_model_and_args = stock
+
+
+class _WithModel:
+    """A model's package with another ``Model``."""
+
+    def __init__(self, package: Any, model: Any) -> None:
+        self._package, self.Model = package, model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._package, name)
 
 
 def raise_if_damaged(path: Path, error: Exception, ignore_format: bool = False) -> None:
