@@ -135,6 +135,18 @@ def test_guard_zone_reads_go_on_and_far_ones_end_the_launch() -> None:
     assert far.outputs[0][0] == 0  # lane 0 came first and read element 0
 
 
+def test_far_too_much_threadgroup_memory() -> None:
+    source = """kernel void f(device float* o, threadgroup float* s, uint i [[thread_position_in_threadgroup]]) {
+        threadgroup float big[2000000];
+        big[i] = s[0] = o[i] = i;
+    }"""
+    o = np.zeros(1, np.float32)
+    report = lab.run_msl(source, "f", {0: o}, (1, 1, 1), (1, 1, 1), threadgroup_memory={0: 16}).report
+    assert report.kinds() == {"threadgroup-memory"} and report.threadgroup_bytes == 8000016
+    with pytest.raises(lab.LabError, match="2000000 bytes of threadgroup memory; Metal allows 32768"):
+        lab.run_msl(source, "f", {0: o}, (1, 1, 1), (1, 1, 1), threadgroup_memory={0: 2000000})
+
+
 def test_too_many_threads() -> None:
     source = "kernel void f(device float* o, uint i [[thread_position_in_threadgroup]]) { o[i] = i; }"
     ok = lab.run_msl(source, "f", {0: np.zeros(1024, np.float32)}, (1024, 1, 1), (1024, 1, 1), outputs=[0])

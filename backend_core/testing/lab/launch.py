@@ -21,8 +21,9 @@ from .report import BufferCounts, Fault, Report, ThreadgroupCounts
 #: Limits of Metal on every Apple GPU.
 MAX_THREADGROUP_BYTES = 32 << 10
 MAX_THREADS = 1024
-#: The lab's own limit, above which it does not try.
+#: The lab's own limits, above which it does not try.
 _MAX_LANES = 4096
+_MAX_THREADGROUP_BYTES = 1 << 20
 
 _lock = threading.Lock()
 
@@ -72,6 +73,8 @@ def run(
         b.initialised, b.read_only = item.initialised, item.read_only
     launch.buffers, launch.buffer_count, launch.kernel = buffers, len(bound), entry.number
     memory = dict(threadgroup_memory or {})
+    if sum(memory.values()) > _MAX_THREADGROUP_BYTES:
+        raise LabError(f"{sum(memory.values())} bytes of threadgroup memory; Metal allows {MAX_THREADGROUP_BYTES}")
     count = max(memory, default=-1) + 1
     sizes = (ctypes.c_uint64 * count)(*[memory.get(i, 0) for i in range(count)])
     launch.threadgroup_bytes, launch.threadgroup_count = sizes, len(sizes)

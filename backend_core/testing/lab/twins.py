@@ -33,16 +33,16 @@ def _scope(t: Tokens, i: int, end: int, seen: dict[str, bool]) -> None:
 
 def _declaration(t: Tokens, i: int, end: int, seen: dict[str, bool]) -> int:
     """Handles the declaration at i and returns the token behind it."""
-    j, scope, function = i, False, False
+    j, scope, function, value = i, False, False, False
     while j < end and t.text[j] not in (";", "{"):
-        text = t.text[j]
+        text, before = t.text[j], t.previous(j - 1)
         if text in ("(", "[", "[["):
             function = function or text == "("
             j = t.closing(j)
-        elif text == "<" and t.text[t.previous(j - 1)] != "operator" and (t.kind[t.previous(j - 1)] == "name"):
+        elif text == "<" and not value and t.kind[before] == "name" and t.text[before] != "operator":
             j = t.after_angles(j) - 1
-        elif text == "=" and t.text[t.previous(j - 1)] != "operator":
-            function = True  # what follows is an initialiser, no scope
+        elif text == "=" and t.text[before] != "operator":
+            function = value = True  # an initialiser follows, no scope; `<` may be "less than" in it
         elif t.kind[j] == "name" and text in _SCOPES:
             scope = True
         j += 1

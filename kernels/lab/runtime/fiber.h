@@ -1,19 +1,23 @@
 // A lane's own stack and the switch between stacks.
 //
 // Twenty lines of assembly on x86-64 and aarch64 (what a callee must keep is pushed, the stack pointer is
-// exchanged), ucontext elsewhere. No floating point environment is kept: kernels cannot change it.
+// exchanged), ucontext elsewhere or where LAB_UCONTEXT asks for it. No floating point environment is kept: kernels
+// cannot change it.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-#if !defined(__x86_64__) && !defined(__aarch64__)
+#if !defined(__x86_64__) && !defined(__aarch64__) && !defined(LAB_UCONTEXT)
+#define LAB_UCONTEXT
+#endif
+#ifdef LAB_UCONTEXT
 #include <ucontext.h>
 #endif
 
 namespace lab {
 
-#if defined(__x86_64__) || defined(__aarch64__)
+#ifndef LAB_UCONTEXT
 
 struct Context {
     void* sp = nullptr;

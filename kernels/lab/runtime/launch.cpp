@@ -261,9 +261,9 @@ void* lab_threadgroup_variable(const char* name, unsigned line, unsigned long by
     if (!arrays.empty()) offset = arrays.back().offset + arrays.back().nbytes + 1024;
     offset = (offset + 255) & ~uint64_t{255};
     (void)align;
-    if (offset + bytes > lab::THREADGROUP_ARENA) lab::abort_launch();
-    std::memset(reinterpret_cast<void*>(L->arena.slots[0].lo + offset), 0xff, bytes);
     arrays.push_back({name, line, offset, bytes, 0, 0});
+    if (offset + bytes > lab::THREADGROUP_ARENA) lab::abort_launch();  // the report says how much was asked for
+    std::memset(reinterpret_cast<void*>(L->arena.slots[0].lo + offset), 0xff, bytes);
     return reinterpret_cast<void*>(L->arena.slots[0].lo + offset);
 }
 }

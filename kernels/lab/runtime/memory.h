@@ -98,7 +98,8 @@ constexpr uint64_t GUARD = uint64_t{1} << 18;
 class Arena {
 public:
     bool reserve() {
-        for (shift_ = 36; shift_ >= 32; shift_ -= 2) {
+        // Where address space is short, slots are smaller.
+        for (shift_ = 36; shift_ >= 24; shift_ -= 2) {
             bytes_ = uint64_t{MAX_SLOTS} << shift_;
             void* p = mmap(nullptr, bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
             if (p == MAP_FAILED) continue;
