@@ -41,3 +41,16 @@ def test_a_store_to_constant_does_not_compile() -> None:
     text = "kernel void f(constant int* n [[buffer(0)]], uint i [[thread_position_in_grid]]) {\n  n[i] = 1;\n}"
     with pytest.raises(lab.LabError, match=r"kernel\.metal:2: error:.*read-only"):
         lab.run_msl(text, "f", {0: np.zeros(1, np.int32)}, grid=(1, 1, 1), threadgroup=(1, 1, 1))
+
+
+def test_less_than_in_the_value_of_a_member() -> None:
+    text = """
+    template <int A, int B> struct Steps {
+      static constant constexpr const int n = A < B ? 1 : A / B;
+      static constant constexpr const int last = n < 2 ? B : n;
+    };
+    kernel void f(device int* out [[buffer(0)]], uint i [[thread_position_in_grid]]) {
+      out[i] = Steps<8, 2>::n + 10 * Steps<1, 7>::last;
+    }"""
+    result = lab.run_msl(text, "f", {0: np.zeros(1, np.int32)}, grid=(1, 1, 1), threadgroup=(1, 1, 1), outputs=[0])
+    assert list(result.check().outputs[0]) == [4 + 70]
