@@ -302,3 +302,8 @@ def test_mlx_arrays_are_taken_as_they_are() -> None:
         output_dtypes=[mx.float16],
     ).check()  # fmt: skip
     assert (result.outputs[0] == 2 * np.arange(9)).all()
+    result = kernel(
+        inputs=[mx.arange(9).astype(mx.bfloat16)], grid=(9, 1, 1), threadgroup=(9, 1, 1), output_shapes=[(9,)],
+        output_dtypes=[mx.bfloat16],
+    ).check()  # fmt: skip
+    assert (lab.to_float32(result.outputs[0]) == 2 * np.arange(9)).all()

@@ -117,5 +117,13 @@ def as_array(value: Any) -> tuple[np.ndarray[Any, Any], LabDtype]:
         return np.array(value, dtype=np.int32), int32
     if isinstance(value, float):
         return np.array(value, dtype=np.float32), float32
+    if type(value).__module__.startswith("mlx.") and dtype_of(value.dtype) is bfloat16:
+        # numpy cannot take it over: the bits can.
+        import mlx.core as mx
+
+        return np.array(value.view(mx.uint16)).view(BFloat16Array), bfloat16
     array = np.asanyarray(value)
-    return array, dtype_of(array)
+    dtype = dtype_of(array)
+    if dtype is bfloat16 and array.dtype != np.uint16:
+        array = array.view(np.uint16).view(BFloat16Array)
+    return array, dtype
