@@ -5,9 +5,13 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .offers import EXACTNESS
 from .sites import DEVICES
+
+if TYPE_CHECKING:
+    from .simt import SimtKernel
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ class Registry:
     def __init__(self, plugin: str) -> None:
         self.plugin = plugin
         self.kernels: list[KernelInfo] = []
+        self.simt_kernels: list[SimtKernel] = []
 
     def cpu(self, *, name: str, library: object, symbol: str, exactness: str = "rounding") -> None:
         """Announce a C function `symbol` in the shared library at path `library`."""
@@ -57,6 +62,12 @@ class Registry:
         if device == "cpu":
             raise ValueError(f"kernel {name!r}: a CPU kernel is a compiled library; announce it with cpu()")
         self._add(KernelInfo(name, device, Path(str(path)), "", exactness))
+
+    def simt(self, kernel: SimtKernel, *, exactness: str = "rounding") -> None:
+        """Announce a kernel for Metal and CUDA from one source file."""
+        for device in ("metal", "cuda"):
+            self._add(KernelInfo(kernel.name, device, Path(str(kernel.source)), "", exactness))
+        self.simt_kernels.append(kernel)
 
     def _add(self, info: KernelInfo) -> None:
         if any(k.name == info.name and k.device == info.device for k in self.kernels):
@@ -74,4 +85,9 @@ class Registry:
         for path in sorted({k.path for k in self.kernels}):
             digest.update(path.name.encode())
             digest.update(path.read_bytes())
+        if self.simt_kernels:
+            from .simt import preludes
+
+            for prelude in sorted(preludes().iterdir(), key=lambda p: p.name):
+                digest.update(prelude.read_bytes())
         return digest.hexdigest()[:16]

@@ -51,7 +51,6 @@ def test_offer():
 @pytest.mark.parametrize(
     "facts",
     [
-        {"device": "metal"},
         {"kind": "switch"},
         {"kind": "multi"},
         {"mode": "mxfp4"},
@@ -79,7 +78,8 @@ def test_registered_kernel_exists():
 
     registry = Registry("bonsai_qmv")
     plugin.register_kernels(registry)
-    assert [k.symbol for k in registry.kernels] == [plugin.SYMBOL]
+    assert [k.symbol for k in registry.kernels if k.device == "cpu"] == [plugin.SYMBOL]
+    assert {k.device for k in registry.kernels} == {"cpu", "metal", "cuda"}
 
 
 def test_manifest_is_accepted():
@@ -87,7 +87,7 @@ def test_manifest_is_accepted():
 
     facts = manifest.read(manifest.find("bonsai_qmv"))
     assert facts.hooks == ("register_kernels", "select_linear")
-    assert not facts.unmet(("cpu",), ("portable",)) and facts.unmet(("metal",), ())
+    assert not facts.unmet(("cpu",), ("portable",)) and not facts.unmet(("cpu", "metal"), ())
 
 
 @pytest.mark.parametrize("bits", reference.BITS)

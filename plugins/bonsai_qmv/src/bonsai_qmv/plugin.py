@@ -1,6 +1,6 @@
-"""Hooks: one offer for every affine linear layer and output embedding on the CPU.
+"""Hooks: one offer for every affine linear layer and output embedding, on the CPU and on GPUs.
 
-The offer is ``affine``: any rows, any dtypes that stock accepts, 1 to 6 and 8 bits, exactness ``rounding``,
+``gpu_offers`` makes those for GPUs. The offer for the CPU is ``affine``: any rows, any dtypes that stock accepts, 1 to 6 and 8 bits, exactness ``rounding``,
 row-invariant. The weights are used where they lie; nothing is copied or repacked.
 """
 
@@ -38,17 +38,33 @@ def library() -> Any:
 
 @hookimpl
 def register_kernels(registry: Registry) -> None:
-    registry.cpu(name="affine_matmul", library=library(), symbol=SYMBOL, exactness="rounding")
+    from .gpu_kernels import KERNELS
+
+    for kernel in KERNELS:
+        registry.simt(kernel, exactness="rounding")
+    # Where layers run on a GPU, the plugin may have been installed without a compiler.
+    if library().is_file() or not _on_gpu():
+        registry.cpu(name="affine_matmul", library=library(), symbol=SYMBOL, exactness="rounding")
+
+
+def _on_gpu() -> bool:
+    from backend_core.machine import default_device
+
+    return default_device() != "cpu"
 
 
 @hookimpl
-def select_linear(site: LinearSite) -> Offer | None:
-    if site.device != "cpu" or site.kind not in KINDS or site.mode != "affine":
+def select_linear(site: LinearSite) -> Offer | list[Offer] | None:
+    if site.kind not in KINDS or site.mode != "affine":
         return None
     if site.bits not in BITS or site.group_size not in GROUP_SIZES:
         return None
     if site.x_dtype not in FLOATS or site.scales_dtype not in FLOATS:
         return None
+    if site.device != "cpu":
+        from . import gpu_offers
+
+        return gpu_offers.offers(site) or None
     from backend_core.offers import Offer
     from backend_core.sites import itemsize
 
