@@ -315,7 +315,11 @@ kernel void bad_endless(device float* o, uint i [[thread_position_in_grid]]) {  
     o[i] = 1;
     while (o[i] > 0) o[i] = 1;
 }
-kernel void bad_recursion(device float* o, constant int& n, uint i [[thread_position_in_grid]]);
+kernel void bad_endless_simd(device float* o, uint i [[thread_position_in_grid]]) {  // timeout
+    float s = 1;
+    while (s > 0) s = simd_max(s);
+    o[i] = s;
+}
 static float down(device float* o, int n) {
     volatile float big[512];
     big[n & 511] = n;

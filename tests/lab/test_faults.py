@@ -58,7 +58,7 @@ def launch(name: str) -> lab.Result:
     names = re.findall(r"(?:device|constant)\b[^,\[]*?(\w+)(?=,)", signature)
     buffers = {i: values[n] for i, n in enumerate(names)}
     width = IN_GROUPS.get(name, 64)
-    limit = 0.3 if name == "bad_endless" else 30
+    limit = 0.3 if name.startswith("bad_endless") else 30
     return lab.run_msl(
         FILE, name, buffers, (64, 1, 1), (width, 1, 1), outputs=[names.index("o")], timeout=limit
     )  # fmt: skip

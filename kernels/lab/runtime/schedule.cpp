@@ -98,6 +98,7 @@ void run_simd(SimdGroup& s) {
         }
         if (!waiting) return;
         release_simd(s, *waiting);
+        check_time();
     }
 }
 
