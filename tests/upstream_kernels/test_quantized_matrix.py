@@ -81,8 +81,9 @@ def test_qmm_n(upstream: Path, m: int, n: int, k: int) -> None:
     assert_tiles_are_read_once(result.report.buffers["w"], tiles[0], w.bits)
     counts = result.report.buffers["x"]
     assert counts.unique_read == x.nbytes
-    # The tile behind the last whole one along k reads element 0 in place of what is not there.
-    assert counts.bytes_read == tiles[1] * x.nbytes if k % 32 == 0 else counts.bytes_read > tiles[1] * x.nbytes
+    # The tile behind the last whole one along k may read element 0 in place of what is not there.
+    assert counts.bytes_read >= tiles[1] * x.nbytes
+    assert counts.bytes_read == tiles[1] * x.nbytes or k % 32
 
 
 @pytest.mark.parametrize(

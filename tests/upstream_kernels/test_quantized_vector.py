@@ -154,10 +154,13 @@ def test_qmv_quad_reads_scales_past_the_end(upstream: Path, n: int, missing: int
     """mlx 0.32.4 reads scale and bias before it asks whether the row exists; 64 rows share a threadgroup."""
     w, x = inputs("quad_4", 1, n, 128)
     result = launch(upstream, TEXT, "quad_4", w, x, n, (1, -(-n // 64), 1), (32, 1, 1))
-    found = {(f.kind, f.buffer): f.count for f in result.report.faults}
-    lanes = 4 * missing
-    assert found == {("out-of-bounds-read", "scales"): lanes, ("out-of-bounds-read", "biases"): lanes}
-    assert {f.source.strip() for f in result.report.faults} == {"U s = sl[0];", "U b = bl[0];"}
+    found = {(f.kind, f.buffer, f.source.strip()) for f in result.report.faults}
+    if lab.find_compiler().gcc:
+        read = "out-of-bounds-read"
+        assert found == {(read, "scales", "U s = sl[0];"), (read, "biases", "U b = bl[0];")}
+        assert sum(f.count for f in result.report.faults) == 2 * 4 * missing
+    else:
+        assert not found  # clang moves the loads behind the question
     check(result.outputs[0], x, w)  # what was read is not used
 
 
