@@ -88,11 +88,7 @@ def decision(i: int, site: Site, buckets: Sequence[Rows], candidates: Sequence[C
     for label, texts in reasons.items():
         if texts:
             losers.append(Loser(label, "; ".join(dict.fromkeys(texts))))
-    beaten = [
-        f"{_NAMES[b.rows]}: {f'{b.ratio:.2f}x slower' if b.ratio else 'fixed order of preference'}"
-        for b in parts
-        if b.chosen != STOCK
-    ]
+    beaten = [f"{_NAMES[b.rows]}: {_why_not_stock(b)}" for b in parts if b.chosen != STOCK]
     if beaten:
         losers.append(Loser(STOCK, "; ".join(beaten)))
     return Decision(site, tuple(parts), tuple(losers), _details(winners)), winners
@@ -104,7 +100,15 @@ def _bucket(rows: Rows, winner: Candidate | None, deterministic: bool) -> Bucket
     if deterministic:
         return Bucket(rows, winner.label, how="deterministic")
     t = winner.timings[TYPICAL_ROWS[rows]]
+    if t.unrivalled:
+        return Bucket(rows, winner.label, how=t.how)
     return Bucket(rows, winner.label, t.ratio, t.spread, winner.how or t.how)
+
+
+def _why_not_stock(bucket: Bucket) -> str:
+    if bucket.how.startswith(race.STOCK_FAILS):
+        return bucket.how
+    return f"{bucket.ratio:.2f}x slower" if bucket.ratio else "fixed order of preference"
 
 
 def _details(winners: Sequence[Candidate | None]) -> dict[str, dict[str, object]]:

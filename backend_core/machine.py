@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import platform
 import sys
+from pathlib import Path
 from typing import Any
 
 
@@ -70,6 +71,33 @@ def version(distribution: str) -> str:
         return ""
 
 
+def gpu_name() -> str:
+    """Name and architecture of the default GPU: ``"NVIDIA H200 sm_90"``."""
+    import mlx.core as mx
+
+    info = mx.device_info()
+    words = [str(info[key]) for key in ("device_name", "architecture") if info.get(key)]
+    return " ".join(words) or default_device()
+
+
+def nvidia_driver(module: str = "/sys/module/nvidia/version") -> str:
+    """Version of the NVIDIA driver, "" if it cannot be told."""
+    import ctypes
+
+    try:
+        return Path(module).read_text(encoding="utf-8").strip()
+    except OSError:
+        pass  # containers do not always show it
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        text = ctypes.create_string_buffer(96)
+        if nvml.nvmlInit_v2() == 0 and nvml.nvmlSystemGetDriverVersion(text, len(text)) == 0:
+            return text.value.decode()
+    except (OSError, AttributeError):
+        pass
+    return ""
+
+
 def affinity() -> list[int]:
     """CPUs this process may run on."""
     if hasattr(os, "sched_getaffinity"):
@@ -83,16 +111,11 @@ def environment_facts(activations: str, plugins: dict[str, str]) -> dict[str, An
     `plugins` maps plugin name to "version content_hash". The result is JSON-able; its hash is the
     profile's environment key.
     """
-    import mlx.core as mx
-
     from . import native
 
     status = native.status()
     device = default_device()
-    gpu = ""
-    if device != "cpu":
-        info = mx.device_info() if hasattr(mx, "device_info") else {}
-        gpu = str(info.get("architecture") or info.get("device_name") or device)
+    gpu = "" if device == "cpu" else gpu_name()
     return {
         "machine": platform.machine(),
         "cpu": cpu_model(),
@@ -103,6 +126,7 @@ def environment_facts(activations: str, plugins: dict[str, str]) -> dict[str, An
         "system": f"{platform.system()} {platform.release()}",
         "device": device,
         "gpu": gpu,
+        "gpu_driver": nvidia_driver() if device == "cuda" else "",  # on a Mac it comes with the system
         "mlx": version("mlx"),
         "core": version("mlx-accel"),
         "native": status.content_hash,

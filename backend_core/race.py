@@ -28,6 +28,12 @@ OBVIOUS_LEAD = 8.0
 #: Stock never runs at more rows than this on the CPU.
 STOCK_MAX_ROWS = 4
 _MIN_CALLS = 20
+#: Calls in one evaluation on a GPU, where waiting for the end takes as long as several calls.
+_GPU_CALLS = 100
+#: How timings begin their `how` where stock has no code for the layer on this device.
+STOCK_FAILS = "stock fails"
+#: Seconds that stand for a stock that fails.
+_NEVER = 1e5
 #: Results that may be held at once.
 SCRATCH_BYTES = 64 << 20
 _MAX_ROUNDS = 5
@@ -44,6 +50,11 @@ class Timing:
     stock: float
     spread: float
     how: str = "raced"
+
+    @property
+    def unrivalled(self) -> bool:
+        """True if stock cannot run here."""
+        return self.how.startswith(STOCK_FAILS)
 
     @property
     def ratio(self) -> float:
@@ -92,7 +103,11 @@ def race(probe: Probe, modules: Sequence[Any], ours: Callable[..., Any], rows: S
         args = probe.args(m)
         run = functools.partial(_run, ours, args)
         mine = _batch_time(run, modules, 1)
+        if device != "cpu":
+            mine = min(mine, _batch_time(run, modules, _MIN_CALLS))
         calls = max(_MIN_CALLS, min(200, int(0.002 / max(mine, 1e-7)))) if m <= 16 else 3
+        if device != "cpu":
+            calls = _GPU_CALLS if m <= 16 else _MIN_CALLS
         if mine * calls > _OURS_BUDGET_S:
             calls = max(2, int(_OURS_BUDGET_S / mine))
         if probe.proportional and device == "cpu" and m > STOCK_MAX_ROWS and stock_cost is not None:
@@ -103,8 +118,10 @@ def race(probe: Probe, modules: Sequence[Any], ours: Callable[..., Any], rows: S
             spread = (times[-1] - times[0]) / times[1]
             result[m] = Timing(statistics.median(times), stock_cost * m, spread, "extrapolated")
             continue
-        timing = _duel(probe, modules, ours, args, calls, mine)
+        timing = _duel(probe, modules, ours, args, calls, mine, device)
         result[m] = timing
+        if timing.unrivalled:
+            continue
         stock_cost = timing.stock / m
         if timing.ratio < 1 / CLEAR_LEAD and timing.ours > _HOPELESS_S:
             # It will not get better, and every further call costs.
@@ -117,9 +134,13 @@ def _run(function: Callable[..., Any], args: tuple[Any, ...], module: Any) -> An
 
 
 def _duel(probe: Probe, modules: Sequence[Any], ours: Callable[..., Any], args: tuple[Any, ...],
-          calls: int, first: float) -> Timing:  # fmt: skip
+          calls: int, first: float, device: str) -> Timing:  # fmt: skip
     """ABBA until the answer is clear. first: seconds of our first call."""
-    stock, factor, stock_calls, how = _stock_runner(probe, modules, args, calls, first)
+    try:
+        stock, factor, stock_calls, how = _stock_runner(probe, modules, args, calls, first, device)
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}".splitlines()[0]
+        return Timing(first, _NEVER, 0.0, f"{STOCK_FAILS} ({text[:200]})")
     mine: list[float] = []
     theirs: list[float] = []
 
@@ -147,10 +168,18 @@ def _duel(probe: Probe, modules: Sequence[Any], ours: Callable[..., Any], args: 
     return timing
 
 
-def _stock_runner(probe: Probe, modules: Sequence[Any], args: tuple[Any, ...], calls: int, ours: float
-                  ) -> tuple[Callable[..., Any], float, int, str]:  # fmt: skip
-    """(callable, factor, calls, how): stock on the whole layer if that is cheap, else on its first columns."""
+def _stock_runner(probe: Probe, modules: Sequence[Any], args: tuple[Any, ...], calls: int, ours: float,
+                  device: str) -> tuple[Callable[..., Any], float, int, str]:  # fmt: skip
+    """(callable, factor, calls, how): stock on the whole layer if that is cheap, else on its first columns.
+
+    On a GPU always on the whole: the time of a slice is mostly that of starting a kernel.
+    """
     site = probe.site
+    if device != "cpu":
+        # The first call may compile.
+        _batch_time(lambda module: probe.stock(module, *args), modules[:1], 1)
+        cost = _batch_time(lambda module: probe.stock(module, *args), modules, 2)
+        return probe.stock, 1.0, max(2, min(calls, int(0.25 / max(cost, 1e-7)))), "raced"
     if probe.sliceable and site.n > 128:
         from .probes import sliced
 

@@ -9,15 +9,18 @@ meaning; without it numpy does the work in slices.
 from __future__ import annotations
 
 import functools
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from . import native
 from .layer_classes import format_named
+from .machine import affinity
 
-#: Decoded weights held at once, in elements, so that verification never doubles a model's memory.
-_SLICE = 4_000_000
+#: Decoded weights that a thread holds at once, in elements, so that verification never doubles a model's memory.
+_SLICE = 500_000
+_MOST_THREADS = 8
 
 
 def unpack(words: np.ndarray, bits: int, count: int) -> np.ndarray:
@@ -26,9 +29,18 @@ def unpack(words: np.ndarray, bits: int, count: int) -> np.ndarray:
     words: (rows, n_words) uint32. Returns (rows, count) uint8; code i of a row is at bits
     [bits*i, bits*(i+1)).
     """
+    if 8 % bits == 0:
+        octets = np.ascontiguousarray(words).view(np.uint8)
+        return _codes_of_octets(bits)[octets].reshape(len(words), -1)[:, :count]
     stream = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=1, bitorder="little")
     stream = stream[:, : count * bits].reshape(words.shape[0], count, bits)
     return np.packbits(stream, axis=2, bitorder="little")[:, :, 0]
+
+
+@functools.cache
+def _codes_of_octets(bits: int) -> np.ndarray:
+    """(256, 8 / bits) uint8: the codes in each byte, lowest first."""
+    return (np.arange(256)[:, None] >> np.arange(0, 8, bits) & (1 << bits) - 1).astype(np.uint8)
 
 
 @functools.cache
@@ -121,10 +133,14 @@ class Reference:
                 begin, end)  # fmt: skip
         else:
             step = max(1, _SLICE // max(x.shape[1], 1))
-            parts = []
-            for at in range(begin, end, step):
+
+            def part(at: int) -> tuple[np.ndarray, np.ndarray]:
                 w = self.weights(at, min(at + step, end))
-                parts.append((x @ w.T, np.abs(x) @ np.abs(w).T))
+                return x @ w.T, np.abs(x) @ np.abs(w, out=w).T
+
+            places = range(begin, end, step)
+            with ThreadPoolExecutor(max(1, min(len(places), len(affinity()), _MOST_THREADS))) as pool:
+                parts = list(pool.map(part, places))
             y = np.concatenate([p[0] for p in parts], axis=1) if parts else np.zeros((len(x), 0))
             magnitude = np.concatenate([p[1] for p in parts], axis=1) if parts else np.zeros((len(x), 0))
         if self.bias is not None:

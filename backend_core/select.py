@@ -36,7 +36,7 @@ from .profile import Profile
 from .race import Timing
 from .report import STOCK, Bucket, Decision, Loser, Report
 from .sites import AttentionSite
-from .verify import build, verify
+from .verify import RAISED, build, verify
 from .walk import Found
 
 #: What an offer may cost in all without winning anywhere.
@@ -125,7 +125,7 @@ class Session:
             # One layer first: an offer that loses the race costs no more than that.
             for i in list(c.functions):
                 self._verify(c, found, probe, [i])
-                if i in c.verified:
+                if i in c.verified or self._fails_alike(c):
                     break
             self._time(c, found, probe)
             self.spent[c.label] += time.perf_counter() - begin
@@ -248,6 +248,16 @@ class Session:
             self.wrong[c.label] += len(c.failures) - before
         if c.verified:
             self.verified.add(c.offer.plugin)
+
+    def _fails_alike(self, c: Candidate) -> bool:
+        """True if two layers raised the same; then all others are failed too, since each may cost a compilation."""
+        raised = [text for text in c.failures.values() if text.startswith(RAISED)]
+        if len(raised) < 2 or raised[-1] != raised[-2]:
+            return False
+        for i in list(c.functions):
+            c.fail(i, raised[-1])
+            self.wrong[c.label] += 1
+        return True
 
     def _remember(self, c: Candidate, found: list[Found]) -> None:
         """Timings from the profile, if it has all that are needed."""

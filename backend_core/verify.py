@@ -13,6 +13,10 @@ from .plugins import describe
 from .probe_base import Probe
 from .walk import Found
 
+#: How the reason of an offer begins that raised an exception.
+RAISED = "raised "
+#: Most characters of an exception's message in the report: compilers write pages.
+MOST_TEXT = 1500
 #: Groups of this many layers share the lengths of their verification calls once the profile knows the offer.
 BRIEF_FROM = 8
 
@@ -96,7 +100,7 @@ def _verify_some(
             probe.check(candidate.offer, found[i].module, results[i])
             candidate.verified.add(i)
         except (Exception, SystemExit) as error:
-            text = str(error) if isinstance(error, VerificationError) else f"raised {describe(error)}"
+            text = str(error) if isinstance(error, VerificationError) else f"{RAISED}{describe(error)}"[:MOST_TEXT]
             candidate.fail(i, text)
             if strict:
                 raise PluginError(f"{candidate.label} at {found[i].site.path}: {text}") from error

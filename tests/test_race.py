@@ -114,3 +114,47 @@ def test_layers_take_turns(monkeypatch) -> None:
     monkeypatch.setattr(race, "_batch_time", batch_time)
     race.race(FakeProbe(True), ["m1", "m2", "m3"], lambda module, rows: None, (1,), "cpu")
     assert seen.count("m2") >= race._MIN_CALLS // 3
+
+
+class WideProbe(FakeProbe):
+    """One that may be timed on a slice on the CPU."""
+
+    sliceable = True
+
+    def __init__(self) -> None:
+        super().__init__(True)
+        self.site = type("Site", (), {"n": 4096})()
+
+
+def test_on_a_gpu_stock_is_timed_on_the_whole_layer_after_its_first_call(monkeypatch) -> None:
+    probe = WideProbe()
+
+    def seconds(kind, rows):
+        # The first call compiles.
+        return 9.0 if kind == "stock" and probe.calls.count(("stock", rows)) == 1 else 2e-5
+
+    result = run(monkeypatch, probe, seconds, "cuda")
+    assert all(t.how == "raced" and t.ratio == pytest.approx(1.0, rel=0.1) for t in result.values())
+
+
+def test_an_offer_without_a_rival_wins_and_says_so(monkeypatch) -> None:
+    class NoStock(FakeProbe):
+        def stock(self, module, rows):
+            raise ValueError("1 is not supported\nmore")
+
+    for device in ("cpu", "cuda"):
+        result = run(monkeypatch, NoStock(True), lambda kind, rows: 1e-5, device)
+        assert [t.how for t in result.values()] == ["stock fails (ValueError: 1 is not supported)"] * 4
+        assert all(t.unrivalled and t.wins and t.not_slower and t.sane for t in result.values())
+        # As the profile keeps it.
+        assert Timing(**result[1].as_dict()) == result[1]
+
+
+def test_ours_that_fails_is_no_victory(monkeypatch) -> None:
+    monkeypatch.setattr(race, "_batch_time", lambda call, modules, calls: call(modules[0]))
+
+    def ours(module, rows):
+        raise RuntimeError("does not compile")
+
+    with pytest.raises(RuntimeError, match="does not compile"):
+        race.race(FakeProbe(True), ["m"], ours, (1,), "cuda")

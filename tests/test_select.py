@@ -500,3 +500,40 @@ def test_the_report_is_json_with_one_decision_per_site() -> None:
         assert d["chosen"] == "p/exact" and [b["rows"] for b in d["buckets"]] == [[1, 16], [17, None]]
         assert all(x["reason"] for x in d["losers"])
     assert data["counts"] == {"p/exact": 15} and data["policy"]["deterministic"] is True
+
+
+def test_where_stock_cannot_run_the_offer_runs_and_the_report_quotes_stock(monkeypatch) -> None:
+    how = "stock fails (ValueError: 1 is not supported)"
+    monkeypatch.setattr(race_module, "race", lambda probe, modules, ours, rows, device="cpu": {
+        m: Timing(1e-5, 1e5, 0.0, how) for m in rows})  # fmt: skip
+    decision = select(Policy(), p=offer("only")).decision("a")
+    assert [(b.chosen, b.ratio, b.how) for b in decision.buckets] == [("p/only", 0.0, how)] * 2
+    assert how in {x.offer: x.reason for x in decision.losers}[STOCK]
+
+
+def test_what_raises_alike_on_two_layers_is_not_tried_on_the_others() -> None:
+    class Many(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = [nn.QuantizedLinear(64, 96, bias=False, group_size=32, bits=4) for _ in range(6)]
+
+        def __call__(self, x: mx.array) -> mx.array:
+            return sum(layer(x) for layer in self.layers)
+
+    tried = []
+
+    def broken(site):
+        def build(module):
+            def call(x):
+                tried.append(site.path)
+                raise RuntimeError("Failed to compile kernel: k.cu(7): error: expected a ;" + "\n" * 9000)
+
+            return call
+
+        return Offer("broken", build, row_invariant=True)
+
+    report = select(Policy(), Many(), p=toys.module_with(select_linear=broken))
+    assert set(tried) == {"layers.0", "layers.1"}
+    reasons = {losers(report, f"layers.{i}")["p/broken"] for i in range(6)}
+    assert len(reasons) == 1 and "k.cu(7): error" in (reason := reasons.pop()) and len(reason) < 2000
+    assert any("6 sites" in note for note in report.notes)

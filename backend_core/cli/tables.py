@@ -105,7 +105,9 @@ def print_profile(path: Path, data: dict[str, Any]) -> None:
         for signature, offers in environment.get("races", {}).items():
             for label, race in offers.items():
                 rows = ", ".join(
-                    f"{m}: {t['stock'] / t['ours']:.2f}" for m, t in race.get("rows", {}).items() if t["ours"]
+                    f"{m}: " + ("-" if "stock fails" in t.get("how", "") else f"{t['stock'] / t['ours']:.2f}")
+                    for m, t in race.get("rows", {}).items()
+                    if t["ours"]
                 )
                 table.add_row(str(race.get("site", signature)), label, rows)
         _console().print(table)
