@@ -105,7 +105,7 @@ def _offer(family: Family, site: LinearSite) -> Offer:
         row_invariant=True,
         bytes_moved=site.weight_bytes + site.k * itemsize(site.x_dtype) + site.n * itemsize(site.out_dtype),
         preference=family.preference,
-        note=f"{family.note}, {site.bits} bits, groups of {site.group_size}; biases are not read where scales tell them",
+        note=f"{family.note}, {site.bits} bits, groups of {site.group_size}; biases unread where scales tell them",
     )
 
 

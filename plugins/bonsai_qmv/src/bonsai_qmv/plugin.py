@@ -1,7 +1,7 @@
 """Hooks: one offer for every affine linear layer and output embedding, on the CPU and on GPUs.
 
-``gpu_offers`` makes those for GPUs. The offer for the CPU is ``affine``: any rows, any dtypes that stock accepts, 1 to 6 and 8 bits, exactness ``rounding``,
-row-invariant. The weights are used where they lie; nothing is copied or repacked.
+``gpu_offers`` makes those for GPUs. The offer for the CPU is ``affine``: any rows, any dtypes that stock accepts, 1 to
+6 and 8 bits, exactness ``rounding``, row-invariant. The weights are used where they lie; nothing is copied or repacked.
 """
 
 from __future__ import annotations
