@@ -1,4 +1,4 @@
-"""These tests compile other people's kernels, which takes a minute, so they run only when they are asked for."""
+"""These tests compile other people's kernels, which takes half a minute, so they run only when they are asked for."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if count := config.stash.get(_not_run, 0):
         terminalreporter.write_line(
-            f"{count} tests of mlx's own Metal kernels were not run: they compile for a minute and may download 78 MB. "
+            f"{count} tests of mlx's own Metal kernels were not run: they compile for half a minute and may download 78 MB. "
             f"Ask for them with -m {GROUP} or MLX_ACCEL_UPSTREAM=1."
         )
 
