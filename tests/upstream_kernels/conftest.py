@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if count := config.stash.get(_not_run, 0):
         terminalreporter.write_line(
-            f"{count} tests of mlx's own Metal kernels were not run: they compile for half a minute and may download 78 MB. "
+            f"{count} tests of mlx's own Metal kernels were not run: they take half a minute and may download 78 MB. "
             f"Ask for them with -m {GROUP} or MLX_ACCEL_UPSTREAM=1."
         )
 
