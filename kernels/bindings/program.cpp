@@ -1,6 +1,7 @@
 #include "program.h"
 
 #include <algorithm>
+#include <future>
 #include <stdexcept>
 #include <thread>
 
@@ -12,6 +13,7 @@ namespace accel {
 namespace {
 
 constexpr size_t kAlign = 64;
+constexpr auto kLongest = std::chrono::milliseconds(500); // that we wait for what is queued
 
 mx::array placeholder(mx::Shape shape, mx::Dtype dtype) { return mx::array(std::move(shape), dtype, nullptr, {}); }
 
@@ -105,16 +107,21 @@ const mx::array* ProgramPrimitive::donor_of(const Source& source, const std::vec
 /* While a run is queued, mlx holds the memory of everything that it reads and writes. A program that changes what its
  * last run has made, as every token does with the KV cache, would have to copy it as soon as evaluation is a run ahead;
  * waiting for the last run costs less. It needs nothing from us: all that it waits for was queued before. */
-bool ProgramPrimitive::may_move(const mx::array& in, const mx::array& out, long holders) const {
+bool ProgramPrimitive::may_move(const mx::array& in, const mx::array& out, long holders, bool& drained) {
   if (!movable(in, out, holders)) return false;
-  if (in.data_shared_ptr().use_count() == 1) return true;
+  auto free = [&] { return in.data_shared_ptr().use_count() == 1; };
+  if (free() || drained) return free();
   // mlx lets go of the memory right after the run, on the stream's thread.
   const auto until = program_->queued.wait() + std::chrono::milliseconds(1);
-  while (in.data_shared_ptr().use_count() != 1) {
-    if (std::chrono::steady_clock::now() > until) return false;
+  while (!free() && std::chrono::steady_clock::now() < until) {
     std::this_thread::sleep_for(std::chrono::microseconds(1));
   }
-  return true;
+  if (free()) return true;
+  // Somebody holds it, or the system has taken the thread's processor away: after all that is queued we know.
+  drained = true;
+  auto reached = std::make_shared<std::promise<void>>();
+  mx::cpu::get_command_encoder(stream()).dispatch([reached] { reached->set_value(); });
+  return reached->get_future().wait_for(kLongest) == std::future_status::ready && free();
 }
 
 void ProgramSpec::Queue::add() {
@@ -133,7 +140,7 @@ void ProgramSpec::Queue::remove() {
 
 std::chrono::steady_clock::time_point ProgramSpec::Queue::wait() {
   std::unique_lock<std::mutex> lock(mutex);
-  less.wait_for(lock, std::chrono::milliseconds(500), [this] { return jobs == 0; });
+  less.wait_for(lock, kLongest, [this] { return jobs == 0; });
   return last;
 }
 
@@ -155,6 +162,7 @@ void ProgramPrimitive::eval_cpu(const std::vector<mx::array>& inputs, std::vecto
     for (int d = 0; d < seen.ndim; ++d) seen.shape[d] = a.shape(d), seen.strides[d] = a.strides(d);
   }
   job->outputs.resize(outputs.size(), nullptr);
+  bool drained = false;
   for (size_t i = 0; i < outputs.size(); ++i) {
     mx::array& out = outputs[i];
     const Source& source = program_->outputs[i];
@@ -180,7 +188,7 @@ void ProgramPrimitive::eval_cpu(const std::vector<mx::array>& inputs, std::vecto
       flags.contiguous = owner->flags().contiguous;
       out.copy_shared_buffer(*owner, strides, flags, owner->data_size());
     } else if (const mx::array* donor = donor_of(source, inputs);
-               donor && plain && may_move(*donor, out, long(outputs.size()))) {
+               donor && plain && may_move(*donor, out, long(outputs.size()), drained)) {
       out.copy_shared_buffer(*donor);
     } else {
       out.set_data(mx::allocator::malloc(out.nbytes()), out.size(), strides, flags);

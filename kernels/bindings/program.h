@@ -126,8 +126,8 @@ class ProgramPrimitive : public mx::Primitive {
  private:
   /* The program's input that may become this output, null if none. */
   const mx::array* donor_of(const Source& source, const std::vector<mx::array>& inputs) const;
-  /* Whether `out` may have the memory of `in`. */
-  bool may_move(const mx::array& in, const mx::array& out, long holders) const;
+  /* Whether `out` may have the memory of `in`. drained: everything that was queued before has been waited for. */
+  bool may_move(const mx::array& in, const mx::array& out, long holders, bool& drained);
 
   std::shared_ptr<const ProgramSpec> program_;
   std::shared_ptr<const Layout> layout_;
