@@ -2,6 +2,7 @@
 
     api = 1                       # version of the hook interface the plugin was written for
     hooks = ["select_linear"]     # what it implements (for listings)
+    formats = ["my_format"]       # values of quant_method in config.json that it reads
     [requires]
     mlx = ">=0.32,<0.34"          # version ranges of installed distributions, any name
     devices = ["cpu"]             # at least one of them must be present
@@ -18,6 +19,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,7 +35,7 @@ else:
     import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
 
 FILE_NAME = "mlx_accel.toml"
-_KEYS = {"api", "name", "hooks", "requires", "description", "options"}
+_KEYS = {"api", "name", "hooks", "requires", "description", "options", "formats"}
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Manifest:
     isa: tuple[str, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
     options: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    formats: tuple[str, ...] = ()
 
     def unmet(self, devices: tuple[str, ...], isa: tuple[str, ...]) -> str:
         """Why the plugin cannot run here, or "" if it can.
@@ -119,21 +122,32 @@ def read(path: Path) -> Manifest:
     options = {name: _words(path, f"options.{name}", values) for name, values in options.items()}
     if unfit := [name for name, values in options.items() if not values or not name.isidentifier()]:
         raise ValueError(f"{path}: options.{unfit[0]} must be an identifier with at least one value")
-    return Manifest(path, api, _words(path, "hooks", data.get("hooks", [])), devices, isa, versions, options)
+    hooks, formats = (_words(path, key, data.get(key, [])) for key in ("hooks", "formats"))
+    return Manifest(path, api, hooks, devices, isa, versions, options, formats)
 
 
 def installed_options() -> dict[str, tuple[str, ...]]:
     """Policy options of all installed plugins -> their values, the default first. Nothing is imported."""
     found: dict[str, tuple[str, ...]] = {}
-    for entry in sorted(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP), key=lambda e: e.name):
-        try:
-            path = find(entry.module)
-            options = read(path).options if path else {}
-        except (OSError, ValueError):
-            continue  # said where the plugin is loaded
-        for name, values in options.items():
+    for _, manifest in _installed():
+        for name, values in manifest.options.items():
             found.setdefault(name, values)
     return found
+
+
+def installed_formats() -> dict[str, str]:
+    """Values of ``quant_method`` that installed plugins read -> plugin. Nothing is imported."""
+    return {name: plugin for plugin, manifest in _installed() for name in manifest.formats}
+
+
+def _installed() -> Iterator[tuple[str, Manifest]]:
+    """Plugins with a readable manifest; what is wrong with others is said where they are loaded."""
+    for entry in sorted(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP), key=lambda e: e.name):
+        try:
+            if path := find(entry.module):
+                yield entry.name, read(path)
+        except (OSError, ValueError):
+            continue
 
 
 def _words(path: Path, key: str, value: Any) -> tuple[str, ...]:

@@ -93,9 +93,10 @@ def run_doctor(model: str | Path | None = None) -> list[Check]:
         directory = Path(model)
 
         def section() -> list[Check]:
+            from ..manifest import installed_formats
             from .model import check_model
 
-            return check_model(directory)
+            return check_model(directory, installed_formats())
 
         checks += guarded("model", section)
     return checks

@@ -16,8 +16,9 @@ def before_import(host: str) -> None:
 def after_import(host: str) -> None:
     """For programs that use the package as a library: the environment turns the backend on."""
     from .. import backends
-    from . import activate
+    from . import activate, hints
 
+    hints.install(host)
     if activate.enabled():
         activate.patch(host)
         return
