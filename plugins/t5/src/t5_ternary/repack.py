@@ -23,7 +23,8 @@ import numpy as np
 from backend_core.errors import ModelError
 
 from . import convert, marker
-from .layout import GROUP_BYTES, group_size_of
+from .layout import GROUP_BYTES
+from .recognise import find
 from .tensors import Output, Tensor, read_file, write_file
 
 _FLOAT_BYTES = {"F16": 2, "BF16": 2, "F32": 4}
@@ -186,32 +187,15 @@ def _why_not(layer: Layer, quantization: Mapping[str, Any], progress: Progress |
 
 
 def _plan_affine(result: Plan, tensors: Mapping[str, Tensor], progress: Progress | None) -> None:
-    entry = marker.find(result.config)
-    for name, weight in tensors.items():
-        path, scales = name.removesuffix(".weight"), tensors.get(name.removesuffix(".weight") + ".scales")
-        if path == name or weight.dtype != "U8":
-            continue
-        if scales is None:
-            if entry is not None and len(weight.shape) in (2, 3):
-                raise ModelError(f"{weight.file}: {name} has no scales ({path}.scales is missing)")
-            continue
-        size = group_size_of(weight.shape, scales.shape)
-        stated = marker.group_size(entry, path) if entry is not None else None
-        if scales.dtype not in _FLOAT_BYTES or not size:
-            if entry is not None:
-                raise ModelError(
-                    f"{weight.file}: {name} {list(weight.shape)} with scales {list(scales.shape)} of {scales.dtype} "
-                    "is no t5 weight: a group of 128 has 26 bytes, one of 64 has 13"
-                )
-            continue
-        if stated is not None and stated != size:
-            raise ModelError(f"{weight.file}: {name} has groups of {size}, config.json says {stated}")
+    forms = {name: (t.dtype, t.shape) for name, t in tensors.items()}
+    for path, size in find(forms, marker.find(result.config), f"{result.source}: ").items():
+        weight, scales = tensors[path + ".weight"], tensors[path + ".scales"]
         for begin, end in weight.blocks():
             data = weight.read(begin, end)
             if progress is not None:
                 progress(data.nbytes, path)
             if fault := convert.first_fault(data, size):
-                raise ModelError(f"{weight.file}: {name} is damaged: {fault} (from row {begin})")
+                raise ModelError(f"{weight.file}: {weight.name} is damaged: {fault} (from row {begin})")
         result.layers[path] = Layer(path, weight, scales, None, size)
     if not result.layers:
         raise ModelError(f"{result.source} has no t5 weights")
