@@ -9,8 +9,8 @@ from typing import Any
 
 from .text import KernelText, text_of
 
-#: Threadgroup memory that every Apple GPU has, and that a CUDA kernel has without asking.
-MOST_THREADGROUP_BYTES = 32768
+#: Threadgroup memory by device: what every Apple GPU has, and what a CUDA kernel has without asking.
+MOST_THREADGROUP_BYTES = {"metal": 32768, "cuda": 49152}
 
 
 @dataclass(frozen=True)
@@ -74,18 +74,19 @@ class SimtKernel:
         return text_of(self.source, self.name, target)
 
     def launch(self, **facts: Any) -> Launch:
-        """The geometry for these facts.
+        """The geometry for these facts. ``device`` is one of them, ``"metal"`` if not given.
 
         Raises ValueError if the kernel is not made for them, or if template parameters are not the kernel's or
-        threadgroup memory is over 32 KiB.
+        threadgroup memory is more than the device has.
         """
         if reason := self.eligible(**facts):
             raise ValueError(f"kernel {self.name!r}: {reason}")
         launch = self.geometry(**facts)
         if (names := tuple(name for name, _ in launch.template)) != self.template:
             raise ValueError(f"kernel {self.name!r} has the template parameters {self.template}, not {names}")
-        if (size := self.threadgroup_bytes(launch)) > MOST_THREADGROUP_BYTES:
-            raise ValueError(f"kernel {self.name!r}: {size} bytes of threadgroup memory; there are 32768")
+        most = MOST_THREADGROUP_BYTES[facts.get("device", "metal")]
+        if (size := self.threadgroup_bytes(launch)) > most:
+            raise ValueError(f"kernel {self.name!r}: {size} bytes of threadgroup memory; there are {most}")
         return launch
 
     def metal(self) -> Any:

@@ -73,6 +73,40 @@ METAL_FUNC bool aligned(P pointer) {
   return (reinterpret_cast<unsigned long long>(pointer) & 15) == 0;
 }
 
+//: bits_of
+METAL_FUNC uint bits_of(uint v) {
+  return v;
+}
+METAL_FUNC uint bits_of(float v) {
+  return as_type<uint>(v);
+}
+METAL_FUNC uint bits_of(half v) {
+  return as_type<ushort>(v);
+}
+METAL_FUNC uint bits_of(bfloat v) {
+  return as_type<ushort>(v);
+}
+
+//: low_value
+template <typename T>
+METAL_FUNC float low_value(uint v) {
+  return __low2float(as_type<__half2>(v));
+}
+template <>
+METAL_FUNC float low_value<bfloat>(uint v) {
+  return as_type<float>(v << 16);
+}
+
+//: high_value
+template <typename T>
+METAL_FUNC float high_value(uint v) {
+  return __high2float(as_type<__half2>(v));
+}
+template <>
+METAL_FUNC float high_value<bfloat>(uint v) {
+  return as_type<float>(v & 0xffff0000u);
+}
+
 //: join_low join_high
 METAL_FUNC uint join_low(uint a, uint b) {
   return __byte_perm(a, b, 0x5410);
@@ -125,9 +159,9 @@ METAL_FUNC void mma_16x8x16_first<bfloat>(float* d, uint a0, uint a1, uint a2, u
 }
 
 //: load_words
-template <int COUNT, typename T>
-METAL_FUNC void load_words(uint* to, const T* from, bool vectors) {
-  if (vectors && COUNT % 4 == 0) {
+template <int COUNT, bool VECTORS, typename T>
+METAL_FUNC void load_words(uint* to, const T* from) {
+  if (VECTORS && COUNT % 4 == 0) {
 #pragma unroll
     for (int i = 0; i < COUNT / 4; i++) {
       const uint4 v = __ldg(reinterpret_cast<const uint4*>(from) + i);
@@ -136,7 +170,7 @@ METAL_FUNC void load_words(uint* to, const T* from, bool vectors) {
       to[4 * i + 2] = v.z;
       to[4 * i + 3] = v.w;
     }
-  } else if (vectors && COUNT % 2 == 0) {
+  } else if (VECTORS && COUNT % 2 == 0) {
 #pragma unroll
     for (int i = 0; i < COUNT / 2; i++) {
       const uint2 v = __ldg(reinterpret_cast<const uint2*>(from) + i);
@@ -152,6 +186,31 @@ METAL_FUNC void load_words(uint* to, const T* from, bool vectors) {
       } else {
         to[i] = __ldg(reinterpret_cast<const uint*>(from) + i);
       }
+    }
+  }
+}
+
+//: stream_words
+template <int COUNT, bool VECTORS, typename T>
+METAL_FUNC void stream_words(uint* to, const T* from) {
+  if (VECTORS && COUNT % 4 == 0) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i += 4) {
+      asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
+                   : "=r"(to[i]), "=r"(to[i + 1]), "=r"(to[i + 2]), "=r"(to[i + 3])
+                   : "l"(from + i));
+    }
+  } else if (VECTORS && COUNT % 2 == 0) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i += 2) {
+      asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v2.u32 {%0,%1}, [%2];"
+                   : "=r"(to[i]), "=r"(to[i + 1])
+                   : "l"(from + i));
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+      asm volatile("ld.global.nc.L1::no_allocate.L2::128B.u32 %0, [%1];" : "=r"(to[i]) : "l"(from + i));
     }
   }
 }

@@ -4,15 +4,18 @@
 // copies and hashes the whole text at every call. See docs/simt.md for the dialect.
 
 //: aligned
-// True if `load_words` may load vectors from the address; Metal's takes elements as they are.
+// True if the address is a multiple of 16 bytes, for `load_words`. Metal's takes elements as they are.
 template <typename P>
 METAL_FUNC constexpr bool aligned(P) {
   return true;
 }
 
-//: bits_of load_words
+//: bits_of load_words stream_words
 METAL_FUNC uint bits_of(uint v) {
   return v;
+}
+METAL_FUNC uint bits_of(float v) {
+  return as_type<uint>(v);
 }
 METAL_FUNC uint bits_of(half v) {
   return as_type<ushort>(v);
@@ -43,6 +46,25 @@ METAL_FUNC uint bf16_pair_fma(uint v, float k, float c) {
   return (low >> 16) | (high & 0xffff0000u);
 }
 
+//: low_value high_value mma_16x8x16 mma_16x8x16_first
+// Values of T, half or bfloat, in the lower and the higher half of a word.
+template <typename T>
+METAL_FUNC float low_value(uint v) {
+  return float(as_type<half2>(v).x);
+}
+template <>
+METAL_FUNC float low_value<bfloat>(uint v) {
+  return as_type<float>(v << 16);
+}
+template <typename T>
+METAL_FUNC float high_value(uint v) {
+  return float(as_type<half2>(v).y);
+}
+template <>
+METAL_FUNC float high_value<bfloat>(uint v) {
+  return as_type<float>(v & 0xffff0000u);
+}
+
 //: mma_16x8x16
 // d (16x8 float32) += a (16x16) b (16x8), T half or bfloat, by all lanes of a SIMD group. Lane l holds, two values in a
 // word, lower column or row first, with r = l / 4 and q = l % 4:
@@ -50,30 +72,17 @@ METAL_FUNC uint bf16_pair_fma(uint v, float k, float c) {
 //   b0: rows 2q, 2q+1 of column r   b1: rows 2q+8, 2q+9 of column r
 //   d0, d1: row r, columns 2q, 2q+1     d2, d3: row r+8, same
 template <typename T>
-struct mma_values {
-  static METAL_FUNC float2 of(uint v) {
-    return float2(as_type<half2>(v));
-  }
-};
-template <>
-struct mma_values<bfloat> {
-  static METAL_FUNC float2 of(uint v) {
-    return float2(as_type<float>(v << 16), as_type<float>(v & 0xffff0000u));
-  }
-};
-template <typename T>
 METAL_FUNC void mma_16x8x16(thread float* d, uint a0, uint a1, uint a2, uint a3, uint b0, uint b1, ushort lane) {
   const ushort row = lane / 4 * 4, col = lane % 4 * 8;
   for (ushort i = 0; i < 8; i++) {
     const ushort from = i % 4;
-    const float2 up = mma_values<T>::of(simd_shuffle(i < 4 ? a0 : a2, row + from));
-    const float2 down = mma_values<T>::of(simd_shuffle(i < 4 ? a1 : a3, row + from));
-    const float2 left = mma_values<T>::of(simd_shuffle(i < 4 ? b0 : b1, col + from));
-    const float2 right = mma_values<T>::of(simd_shuffle(i < 4 ? b0 : b1, ushort(col + 4 + from)));
-    d[0] = fma(up.x, left.x, fma(up.y, left.y, d[0]));
-    d[1] = fma(up.x, right.x, fma(up.y, right.y, d[1]));
-    d[2] = fma(down.x, left.x, fma(down.y, left.y, d[2]));
-    d[3] = fma(down.x, right.x, fma(down.y, right.y, d[3]));
+    const uint up = simd_shuffle(i < 4 ? a0 : a2, row + from), down = simd_shuffle(i < 4 ? a1 : a3, row + from);
+    const uint left = simd_shuffle(i < 4 ? b0 : b1, col + from);
+    const uint right = simd_shuffle(i < 4 ? b0 : b1, ushort(col + 4 + from));
+    d[0] = fma(low_value<T>(up), low_value<T>(left), fma(high_value<T>(up), high_value<T>(left), d[0]));
+    d[1] = fma(low_value<T>(up), low_value<T>(right), fma(high_value<T>(up), high_value<T>(right), d[1]));
+    d[2] = fma(low_value<T>(down), low_value<T>(left), fma(high_value<T>(down), high_value<T>(left), d[2]));
+    d[3] = fma(low_value<T>(down), low_value<T>(right), fma(high_value<T>(down), high_value<T>(right), d[3]));
   }
 }
 
@@ -86,10 +95,10 @@ METAL_FUNC void mma_16x8x16_first(thread float* d, uint a0, uint a1, uint a2, ui
 }
 
 //: load_words
-// COUNT words from `from`, an address of elements of two or four bytes. Where `vectors` says that the address is a
-// multiple of COUNT words, or of 16 bytes, CUDA loads up to 16 bytes at once.
-template <int COUNT, typename P>
-METAL_FUNC void load_words(thread uint* to, P from, bool) {
+// COUNT words from `from`, an address of elements of two or four bytes. VECTORS says that the address is a multiple of
+// COUNT words, or of 16 bytes; then CUDA loads up to 16 bytes at once.
+template <int COUNT, bool VECTORS, typename P>
+METAL_FUNC void load_words(thread uint* to, P from) {
 #pragma unroll
   for (int i = 0; i < COUNT; i++) {
     if (sizeof(from[0]) == 2) {
@@ -97,5 +106,15 @@ METAL_FUNC void load_words(thread uint* to, P from, bool) {
     } else {
       to[i] = bits_of(from[i]);
     }
+  }
+}
+
+//: stream_words
+// The same for words that are read once, which need not stay in a cache.
+template <int COUNT, bool VECTORS, typename P>
+METAL_FUNC void stream_words(thread uint* to, P from) {
+#pragma unroll
+  for (int i = 0; i < COUNT; i++) {
+    to[i] = bits_of(from[i]);
   }
 }

@@ -72,33 +72,51 @@ def _mma_eligible(*, bits: int, group_size: int, x_dtype: str, scales_dtype: str
     return "" if k % group_size == 0 else f"k = {k} is not a multiple of {group_size}"
 
 
-def mma_shape(n: int, k: int, group_size: int) -> tuple[int, int]:
-    """(tiles, SIMD groups) of the matrix kernel: enough threadgroups to fill a GPU, little left over in K.
+#: Multiprocessors that the matrix kernel fills, an H200's; others take more or fewer turns.
+MULTIPROCESSORS = 132
+#: Threadgroup memory of the matrix kernel for x, by device.
+X_BYTES = {"metal": 24576, "cuda": 41984}
 
-    The SIMD groups decide in which order sums are made, so they must not depend on the number of rows.
+
+def mma_shape(k: int, group_size: int) -> tuple[int, int]:
+    """(SIMD groups, quad) of the matrix kernel: little left over in K, 4 groups fetched at once if K allows.
+
+    They decide in which order sums are made, so they must not depend on the number of rows.
     """
     groups = k // group_size
-    best = min(range(4, 9), key=lambda s: (_ceil(groups, s) * s, -s))
-    return 2 if n >= 32 * 200 else 1, min(best, max(groups, 1))
+    quad = 4 if groups % 4 == 0 else 2 if groups % 2 == 0 else 1
+    quads = groups // quad
+    if quads <= 4:
+        return max(quads, 1), quad
+    return min(range(4, 18), key=lambda s: (_ceil(quads, s) * s, -s)), quad
 
 
 def _mma_geometry(*, rows: int, n: int, k: int, bits: int, group_size: int, x_dtype: str, scales_dtype: str,
-                  out_dtype: str, symmetric: int = 0, has_bias: bool = False, tiles: int = 0, simd_groups: int = 0,
-                  depth: int = 3, **_: Any) -> Launch:  # fmt: skip
-    usual = mma_shape(n, k, group_size)
-    tiles, simd_groups = tiles or usual[0], simd_groups or usual[1]
-    at_once = 1 if rows == 1 else 8 if rows <= 8 else 16
+                  out_dtype: str, symmetric: int = 0, has_bias: bool = False, device: str = "metal", tiles: int = 1,
+                  simd_groups: int = 0, quad: int = 0, depth: int = 1, per_multiprocessor: int = 0,
+                  staged: bool | None = None, **_: Any) -> Launch:  # fmt: skip
+    usual = mma_shape(k, group_size)
+    simd_groups, quad = simd_groups or usual[0], quad or usual[1]
+    at_once = next((r for r in (1, 2, 4, 8) if rows <= r), 16)
+    if staged is None:
+        staged = at_once <= 8 and at_once * k * 2 <= X_BYTES[device]
+    if not staged and 1 < at_once < 8:
+        at_once = 8
     template = (
         ("T", x_dtype), ("S", scales_dtype), ("O", out_dtype), ("BITS", bits), ("GS", group_size), ("ROWS", at_once),
-        ("TILES", tiles), ("SIMD_GROUPS", simd_groups), ("DEPTH", depth), ("SYMMETRIC", symmetric),
-        ("HAS_BIAS", has_bias),
+        ("TILES", tiles), ("SIMD_GROUPS", simd_groups), ("QUAD", quad), ("DEPTH", depth),
+        ("STAGED", k // group_size if staged else 0), ("SYMMETRIC", symmetric), ("HAS_BIAS", has_bias),
     )  # fmt: skip
-    lanes = 32 * simd_groups
-    return Launch(template, (lanes * _ceil(n, 16 * tiles), _ceil(rows, at_once), 1), (lanes, 1, 1))
+    lanes, passes = 32 * simd_groups, _ceil(rows, at_once)
+    resident = MULTIPROCESSORS * (per_multiprocessor or max(1, 24 // simd_groups))
+    blocks = min(_ceil(n, 16 * tiles), max(resident // passes, 1))
+    return Launch(template, (lanes * blocks, passes, 1), (lanes, 1, 1))
 
 
 def _mma_threadgroup_bytes(launch: Launch) -> int:
-    return 4 * 16 * int(launch.value("SIMD_GROUPS")) * int(launch.value("TILES")) * int(launch.value("ROWS"))
+    rows, kept = int(launch.value("ROWS")), int(launch.value("STAGED")) * int(launch.value("ROWS")) or 1
+    part = int(launch.value("SIMD_GROUPS")) * int(launch.value("TILES")) * 16 * rows
+    return 4 * part * (2 if part <= 1536 else 1) + kept * (4 + 2 * int(launch.value("GS")))
 
 
 AFFINE_MMA = SimtKernel(
@@ -106,7 +124,8 @@ AFFINE_MMA = SimtKernel(
     source=_file("affine_mma.metal"),
     inputs=("x", "w", "scales", "biases", "bias"),
     outputs=("y",),
-    template=("T", "S", "O", "BITS", "GS", "ROWS", "TILES", "SIMD_GROUPS", "DEPTH", "SYMMETRIC", "HAS_BIAS"),
+    template=("T", "S", "O", "BITS", "GS", "ROWS", "TILES", "SIMD_GROUPS", "QUAD", "DEPTH", "STAGED", "SYMMETRIC",
+              "HAS_BIAS"),  # fmt: skip
     geometry=_mma_geometry,
     threadgroup_bytes=_mma_threadgroup_bytes,
     eligible=_mma_eligible,
