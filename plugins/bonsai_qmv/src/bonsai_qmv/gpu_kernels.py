@@ -124,8 +124,10 @@ AFFINE_MMA = SimtKernel(
     source=_file("affine_mma.metal"),
     inputs=("x", "w", "scales", "biases", "bias"),
     outputs=("y",),
-    template=("T", "S", "O", "BITS", "GS", "ROWS", "TILES", "SIMD_GROUPS", "QUAD", "DEPTH", "STAGED", "SYMMETRIC",
-              "HAS_BIAS"),  # fmt: skip
+    template=(
+        *("T", "S", "O", "BITS", "GS", "ROWS", "TILES", "SIMD_GROUPS", "QUAD", "DEPTH", "STAGED", "SYMMETRIC"),
+        "HAS_BIAS",
+    ),
     geometry=_mma_geometry,
     threadgroup_bytes=_mma_threadgroup_bytes,
     eligible=_mma_eligible,
