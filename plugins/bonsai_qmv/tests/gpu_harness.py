@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from bonsai_qmv import gpu_kernels, reference
 
-from backend_core.simt import SimtKernel, arguments
+from backend_core.simt import Launch, SimtKernel, arguments
 from backend_core.testing import lab
 
 KERNELS = {kernel.name: kernel for kernel in gpu_kernels.KERNELS}
@@ -103,24 +103,21 @@ class LabDevice:
         self.calls: list[dict[str, Any]] = []
         self.failed = 0
 
-    def kernel(self, kernel: SimtKernel) -> Any:
-        """In place of ``kernel.on(device)``."""
+    def bind(self, kernel: SimtKernel, launch: Launch) -> Any:
+        """In place of ``kernel.bind(device, launch)``."""
         import mlx.core as mx
 
         made = kernel.lab()
         if self.header:
             made = replace(made, header=made.header + self.header)
 
-        def call(*, inputs: Any, output_shapes: Any, output_dtypes: Any, template: Any, grid: Any, threadgroup: Any
-                 ) -> list[mx.array]:  # fmt: skip
-            values = dict(template)
-            self.calls.append({"kernel": kernel.name, "rows": values["ROWS"] * grid[1],
-                               "symmetric": values["SYMMETRIC"]})  # fmt: skip
+        def call(*, inputs: Any, output_shapes: Any, output_dtypes: Any) -> list[mx.array]:
+            self.calls.append({"kernel": kernel.name, "rows": launch.value("ROWS") * launch.grid[1],
+                               "symmetric": launch.value("SYMMETRIC")})  # fmt: skip
             try:
                 result = made(
-                    inputs=[from_mlx(a) for a in inputs], output_shapes=output_shapes, grid=grid,
-                    output_dtypes=[dtype_of(d) for d in output_dtypes], threadgroup=threadgroup,
-                    template=[(n, dtype_of(v) if isinstance(v, mx.Dtype) else v) for n, v in template],
+                    inputs=[from_mlx(a) for a in inputs], output_shapes=output_shapes,
+                    output_dtypes=[dtype_of(d) for d in output_dtypes], **arguments(launch, lab),
                 ).check()  # fmt: skip
             except Exception:
                 self.failed += 1

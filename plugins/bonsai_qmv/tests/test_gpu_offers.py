@@ -150,7 +150,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, generations, compiler) -> LabDevice:
     device = LabDevice()
     for module in (machine, walk):
         monkeypatch.setattr(module, "default_device", lambda: device.name)
-    monkeypatch.setattr(gpu_offers.SimtKernel, "on", lambda self, name: device.kernel(self))
+    monkeypatch.setattr(gpu_offers.SimtKernel, "bind", lambda self, name, launch: device.bind(self, launch))
     monkeypatch.setattr(race, "race", lambda probe, modules, ours, rows, device: {
         m: Timing(1.0, 2.0, 0.01) for m in rows})  # fmt: skip
     return device

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from backend_core.offers import Offer
-from backend_core.simt import SimtKernel, arguments, check_shapes
+from backend_core.simt import SimtKernel, check_shapes
 from backend_core.sites import LinearSite, itemsize
 
 from .gpu_kernels import AFFINE_MMA, AFFINE_QMV
@@ -119,8 +119,6 @@ def build(module: Any, *, family: Family, site: LinearSite) -> Callable[[mx.arra
     Reads all scales and biases, to know whether the biases need to be read. Raises ValueError if the arrays do not fit
     each other or the kernel cannot serve them, RuntimeError without the device.
     """
-    import mlx.core as mx
-
     weight, scales, biases = module["weight"], module["scales"], module["biases"]
     groups = (site.n, site.k // site.group_size)
     shapes = {"w": (site.n, site.k // 32 * site.bits), "scales": groups, "biases": groups}
@@ -130,36 +128,38 @@ def build(module: Any, *, family: Family, site: LinearSite) -> Callable[[mx.arra
     # What is not read is not bound either: anything of its type stands for it.
     bias = module["bias"] if facts["has_bias"] else scales
     fixed = (weight, scales, scales if symmetric else biases, bias)
-    return product(family, facts, fixed, family.kernel.on(site.device), mx)
+    return product(family, facts, fixed)
 
 
-def product(family: Family, facts: dict[str, Any], fixed: tuple[Any, ...], kernel: Any, mx: Any) -> Callable[..., Any]:
-    """``f(x)`` with the weights `fixed`: w, scales, biases, bias; `kernel` is the family's on its device."""
+def product(family: Family, facts: dict[str, Any], fixed: tuple[mx.array, ...]) -> Callable[[mx.array], mx.array]:
+    """``f(x)`` with the weights `fixed`: w, scales, biases, bias."""
+    import mlx.core as mx
+
     from backend_core import native
 
     n, k = facts["n"], facts["k"]
     dtypes = [getattr(mx, facts["out_dtype"])]
 
     @functools.cache
-    def started(rows: int) -> dict[str, Any]:
-        return arguments(family.kernel.launch(**{**facts, "rows": rows}), mx) | {"output_dtypes": dtypes}
+    def started(rows: int) -> Callable[..., Any]:
+        return family.kernel.bind(family.device, family.kernel.launch(**{**facts, "rows": rows}))
 
     small = [started(family.step(max(rows, 1))) for rows in range(MOST_ROWS + 1)]
 
-    def stock(x: Any) -> Any:
+    def stock(x: mx.array) -> mx.array:
         w, scales, biases, bias = fixed
         if symmetric := facts["symmetric"]:
             biases = (scales * (-0.5 * symmetric)).astype(scales.dtype)
         y = mx.quantized_matmul(x, w, scales, biases, True, facts["group_size"], facts["bits"])
         return y + bias if facts["has_bias"] else y
 
-    def f(x: Any) -> Any:
+    def f(x: mx.array) -> mx.array:
         # Kernels made at run time have no gradients; stock's have.
         if native.in_tracing(x):
             return stock(x)
         rows = x.size // k
-        keywords = small[rows] if rows <= MOST_ROWS else started(family.step(rows))
-        return kernel(inputs=[x, *fixed], output_shapes=[(*x.shape[:-1], n)], **keywords)[0]
+        kernel = small[rows] if rows <= MOST_ROWS else started(family.step(rows))
+        return kernel(inputs=[x, *fixed], output_shapes=[(*x.shape[:-1], n)], output_dtypes=dtypes)[0]
 
     return f
 
