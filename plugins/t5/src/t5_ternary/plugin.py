@@ -3,18 +3,61 @@
 from __future__ import annotations
 
 import functools
+import importlib.resources
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backend_core import hookimpl
 
 if TYPE_CHECKING:
+    from backend_core.kernels_registry import Registry
     from backend_core.offers import Offer
     from backend_core.policy import Policy
-    from backend_core.sites import CheckpointSite
+    from backend_core.sites import CheckpointSite, LinearSite
 
 MODE = "t5"
+FLOATS = ("float32", "float16", "bfloat16")
+KINDS = ("linear", "embedding")
+
+SYMBOL = "t5_matmul"
+FACTS = "t5_facts"
+
+
+def library() -> Any:
+    """The shared library with the CPU kernels, a file of ``importlib.resources``."""
+    name = "t5_kernels.dylib" if sys.platform == "darwin" else "t5_kernels.so"
+    return importlib.resources.files("t5_ternary") / "kernels" / name
+
+
+@hookimpl
+def register_kernels(registry: Registry) -> None:
+    registry.cpu(name="matmul", library=library(), symbol=SYMBOL, exactness="rounding")
+
+
+@hookimpl
+def select_linear(site: LinearSite) -> Offer | None:
+    if site.device != "cpu" or site.kind not in KINDS or site.mode != MODE:
+        return None
+    if site.x_dtype not in FLOATS or site.scales_dtype not in FLOATS:
+        return None
+    from backend_core.offers import Offer
+    from backend_core.sites import itemsize
+
+    from .product import build
+
+    groups = site.n * site.k // site.group_size
+    weights = site.n * site.k // 64 * 13 + groups * itemsize(site.scales_dtype)
+    return Offer(
+        name="packed",
+        build=functools.partial(build, kind=site.kind),
+        exactness="rounding",
+        row_invariant=True,
+        bytes_moved=weights + site.k * itemsize(site.x_dtype) + site.n * itemsize(site.out_dtype),
+        preference=10,
+        note=f"1.625 bits a weight and its scale, groups of {site.group_size}, decoded in registers",
+    )
 
 
 @hookimpl

@@ -1,0 +1,9 @@
+/* The bodies for AVX-512 with VNNI and VBMI; this file alone is compiled with their flags. */
+#include "isa_avx512.h"
+#include "qmm_body.h"
+#include "qmv_body.h"
+#include "vnni_body.h"
+
+namespace t5 {
+const Bodies kVnniBodies = {Vnni::small, large_rows<Avx512>};
+}
