@@ -1,0 +1,79 @@
+"""The CUDA text of the GPU kernels, compiled where nvcc is, and run where a GPU is."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from bonsai_qmv import gpu_offers
+from gpu_harness import KERNELS, problem, values
+
+from backend_core.testing.cuda_text import compile_cuda, find_nvcc
+
+QMV, MMA = KERNELS["affine_qmv"], KERNELS["affine_mma"]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "bits", "group", "dtype", "scales", "rows", "symmetric", "bias"),
+    [
+        (QMV, 1, 32, "float32", "float32", 1, 0, False),
+        (QMV, 3, 64, "bfloat16", "bfloat16", 8, 0, True),
+        (QMV, 2, 128, "float16", "float32", 5, 2, False),
+        (MMA, 1, 128, "float16", "float16", 1, 1, False),
+        (MMA, 2, 128, "bfloat16", "bfloat16", 4, 0, True),
+        (MMA, 2, 64, "float16", "float32", 8, 2, False),
+        (MMA, 4, 32, "float16", "float16", 16, 0, False),
+        (MMA, 8, 128, "float16", "float16", 3, 0, False),
+    ],
+)
+def test_it_compiles(kernel, bits, group, dtype, scales, rows, symmetric, bias) -> None:
+    try:
+        find_nvcc()
+    except FileNotFoundError as e:
+        pytest.skip(str(e))
+    out = dtype if dtype == scales else "float32"
+    launch = kernel.launch(rows=rows, n=40, k=9 * group, bits=bits, group_size=group, x_dtype=dtype, out_dtype=out,
+                           scales_dtype=scales, symmetric=symmetric, has_bias=bias, device="cuda")  # fmt: skip
+    types = {"x": dtype, "w": "uint32", "scales": scales, "biases": scales, "bias": scales}
+    assert compile_cuda(kernel, launch, types, {"y": out}).startswith(b"\x7fELF")
+
+
+def on_gpu() -> str:
+    return "metal" if mx.metal.is_available() else "cuda" if mx.cuda.is_available() else ""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", gpu_offers.FAMILIES, ids=lambda f: f"{f.name}-{f.device}")
+@pytest.mark.parametrize(
+    ("bits", "group", "dtype", "n", "k", "symmetric", "bias"),
+    [
+        (2, 128, "float16", 40, 1152, 0, False),
+        (1, 128, "bfloat16", 7, 128, 1, True),
+        (2, 64, "float32", 24, 320, 2, False),
+        (4, 32, "float16", 72, 288, 0, True),
+        (3, 64, "float16", 23, 576, 0, False),
+    ],
+)
+def test_on_the_gpu_rows_are_right_and_have_the_bits_they_have_alone(family, bits, group, dtype, n, k, symmetric,
+                                                                     bias) -> None:  # fmt: skip
+    if family.device != on_gpu():
+        pytest.skip(f"no {family.device} device")
+    p = problem(bits, group, dtype, n, k, 17, symmetric=symmetric, bias=bias)
+    if family.kernel.eligible(**p.facts):
+        pytest.skip(f"{family.kernel.name} does not serve it")
+
+    def array(a, kind):
+        return mx.array(np.asarray(a, np.float32)).astype(getattr(mx, kind))
+
+    scales, biases = array(values(p.scales), dtype), array(values(p.biases), dtype)
+    extra = array(values(p.bias), dtype) if bias else scales
+    facts = {**p.facts, "device": family.device}
+    f = gpu_offers.product(family, facts, (mx.array(p.w), scales, scales if symmetric else biases, extra))
+    x = array(values(p.x), dtype)
+    want, allowed = p.expected()
+    alone = [f(x[i : i + 1]) for i in range(17)]
+    for rows in range(1, 18):
+        y = f(x[:rows])
+        have = np.array(y.astype(mx.float32)).astype(np.float64)
+        assert (np.abs(have - want[:rows]) <= allowed[:rows]).all(), f"{rows} rows"
+        assert all(bool(mx.array_equal(y[i], alone[i][0])) for i in range(min(rows, 16))), f"{rows} rows"
