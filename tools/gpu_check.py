@@ -5,9 +5,9 @@
 Sections, each within five minutes (``--seconds`` ends one early, and says so):
 
     check     every format, dtype, number of rows and edge against float64; bits of a row alone and among others
-    tune      kernel time of the matrix kernel under several geometries, one row
+    launch    an empty kernel, what a call takes on the host, and the bandwidth of a copy
+    tune      kernel time of the matrix kernel under several geometries (gpu_tune.py; needs nvcc and cupy)
     decode    1, 2 and 4 rows next to stock mlx: time per call, and time of the kernel alone
-    launch    an empty kernel, and the bandwidth of a copy
 
 Weights are cycled through more than the second-level cache. Kernel times come from CUPTI through torch's profiler where
 torch is installed; without it they are left out. Results go to DIR/gpu_check.json, and tables to DIR/gpu_check.md.
@@ -30,12 +30,10 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "plugins/bonsai_qmv/src")]
+sys.path[:0] = [str(ROOT), str(ROOT / "plugins/bonsai_qmv/src"), str(ROOT / "tools")]
 
-#: Output x input features of Qwen3.6-27B.
-SHAPES = ((8192, 5120), (17408, 5120), (5120, 17408))
-#: Bytes of weights that calls cycle through: four times the second-level cache of an H200.
-CYCLE = 240 << 20
+from gpu_tune import CYCLE, SHAPES, tune  # noqa: E402
+
 SECTIONS = ("check", "launch", "tune", "decode")
 
 
@@ -96,15 +94,12 @@ def caller(kernel: Any, facts: dict[str, Any], **over: Any) -> Any:
     """f(x, w, scales, biases) -> y for the kernel under this geometry."""
     import mlx.core as mx
 
-    from backend_core.simt import arguments
-
-    launch = kernel.launch(**facts, **over)
-    call, keywords = kernel.cuda(), arguments(launch, mx)
+    call = kernel.bind("cuda", kernel.launch(**facts, **over))
     dtype = [getattr(mx, facts["out_dtype"])]
 
     def f(x: Any, w: Any, scales: Any, biases: Any) -> Any:
         shape = [(*x.shape[:-1], facts["n"])]
-        return call(inputs=[x, w, scales, biases, scales], output_shapes=shape, output_dtypes=dtype, **keywords)[0]
+        return call(inputs=[x, w, scales, biases, scales], output_shapes=shape, output_dtypes=dtype)[0]
 
     return f
 
@@ -112,7 +107,7 @@ def caller(kernel: Any, facts: dict[str, Any], **over: Any) -> Any:
 def facts_of(rows: int, n: int, k: int, bits: int, group: int, x: str, s: str, symmetric: int = 0) -> dict[str, Any]:
     out = x if x == s else "float32"
     return {"rows": rows, "n": n, "k": k, "bits": bits, "group_size": group, "x_dtype": x, "scales_dtype": s,
-            "out_dtype": out, "symmetric": symmetric}  # fmt: skip
+            "out_dtype": out, "symmetric": symmetric, "device": "cuda"}  # fmt: skip
 
 
 # check
@@ -285,66 +280,69 @@ def bytes_of(n: int, k: int, bits: int, symmetric: int, itemsize: int = 2) -> in
     return n * k * bits // 8 + n * (k // 128) * itemsize * (1 if symmetric else 2)
 
 
-def launch(run: Run) -> None:
+def heat(seconds: float = 0.4) -> None:
+    """Clocks are low after a pause."""
     import mlx.core as mx
+
+    a = mx.ones((4096, 4096), mx.float16)
+    until = time.time() + seconds
+    while time.time() < until:
+        mx.eval([a @ a for _ in range(20)])
+
+
+def launch(run: Run) -> None:
+    """What a call takes on the host: kernels on 64 columns and 512 features, whose device time is next to nothing."""
+    import mlx.core as mx
+    from bonsai_qmv import gpu_kernels as g
+
+    from backend_core.simt import arguments
 
     source = "if (threadIdx.x == 0) y[0] = x[0];"
     empty = mx.fast.cuda_kernel(name="empty", input_names=["x"], output_names=["y"], source=source)
-    x = mx.zeros((32,), mx.float32)
     keywords: dict[str, Any] = {"output_shapes": [(1,)], "output_dtypes": [mx.float32]}
     keywords.update(grid=(32, 1, 1), threadgroup=(32, 1, 1))
+    sets = weight_sets(64, 512, 2, 1, 0)
+    facts = facts_of(1, 64, 512, 2, 128, "float16", "float16")
+    started = g.AFFINE_MMA.launch(**facts)
+    whole, template, shapes = g.AFFINE_MMA.cuda(), arguments(started, mx), [(1, 64)]
 
-    def call(x: Any) -> Any:
-        return empty(inputs=[x], **keywords)[0]
+    def by_template(x: Any, w: Any, scales: Any, biases: Any) -> Any:
+        inputs = [x, w, scales, biases, scales]
+        return whole(inputs=inputs, output_shapes=shapes, output_dtypes=[mx.float16], **template)[0]
 
-    per_call(call, [[x]], 50)
-    times = [per_call(call, [[x]], 200) for _ in range(7)]
-    alone = kernel_time(call, [[x]], 100)
-    big = mx.zeros((1 << 28,), mx.float32) + 1
+    calls = {
+        "an empty kernel": lambda x, w, scales, biases: empty(inputs=[scales], **keywords)[0],
+        "ours, whole text": by_template,
+        "ours, bound": caller(g.AFFINE_MMA, facts),
+        "an addition": lambda x, w, scales, biases: scales + biases,
+    }
+    for call in calls.values():
+        per_call(call, sets, 20)
+    heat()
+    run.say("| us per call | made | made and evaluated, 100 at once | 400 at once |\n|---|---|---|---|")
+    for name, call in calls.items():
+        made = []
+        for _ in range(5):
+            begin = time.perf_counter()
+            held = [call(*sets[i % len(sets)]) for i in range(100)]
+            made.append((time.perf_counter() - begin) / 100 * 1e6)
+            mx.eval(held)
+        few, many = ([per_call(call, sets, n) for _ in range(5)] for n in (100, 400))
+        entry = {"call": name, "made": made, "of_100": few, "of_400": many}
+        run.keep("launch", entry)
+        run.say(f"| {name} | {' | '.join(f'{statistics.median(v):.1f}' for v in (made, few, many))} |")
+    big = mx.zeros((1 << 30,), mx.float32) + 1
     mx.eval(big)
     copies = []
-    for _ in range(5):
+    for _ in range(6):
+        mx.synchronize()
         begin = time.perf_counter()
         mx.eval(mx.negative(big))
         mx.synchronize()
         copies.append(time.perf_counter() - begin)
     copy = 2 * big.nbytes / min(copies) / 1e9
-    us = statistics.median(times)
-    run.keep("launch", {"empty_us": us, "empty_kernel_us": alone, "copy_gbps": copy})
-    run.say(f"an empty kernel {us:.1f} us per call, {alone:.1f} us by itself; copy {copy:.0f} GB/s")
-
-
-def tune(run: Run) -> None:
-    from bonsai_qmv import gpu_kernels as g
-
-    run.say("| bits | shape | tiles | simd groups | depth | kernel us | GB/s |")
-    run.say("|---|---|---|---|---|---|---|")
-    for bits, (n, k) in itertools.product((2, 1), SHAPES):
-        sets = weight_sets(n, k, bits, 1, 0)
-        best: list[tuple[float, str]] = []
-        for tiles, groups, depth in itertools.product((1, 2, 4), (4, 8, 12), (2, 3, 4)):
-            if run.late():
-                return
-            # More registers than a multiprocessor has.
-            if (tiles == 4 and depth == 4) or (tiles > 1 and groups > 8):
-                continue
-            facts = facts_of(1, n, k, bits, 128, "float16", "float16")
-            head = f"| {bits} | {n}x{k} | {tiles} | {groups} | {depth} |"
-            try:
-                call = caller(g.AFFINE_MMA, facts, tiles=tiles, simd_groups=groups, depth=depth)
-                per_call(call, sets, 4)
-                us = kernel_time(call, sets, 2 * len(sets) if len(sets) > 12 else 24)
-                if us != us:
-                    us = min(per_call(call, sets, 100) for _ in range(3))
-            except Exception as error:
-                run.say(f"{head} {type(error).__name__}: {str(error)[:120]} | |")
-                continue
-            gbps = bytes_of(n, k, bits, 0) / us / 1e3
-            geometry = {"tiles": tiles, "simd_groups": groups, "depth": depth}
-            run.keep("tune", {"bits": bits, "n": n, "k": k, **geometry, "us": us})
-            best.append((us, f"{head} {us:.2f} | {gbps:.0f} |"))
-        for _, line in sorted(best)[:6] + sorted(best)[-1:]:
-            run.say(line)
+    run.keep("launch", {"copy_gbps": copy})
+    run.say(f"\nmx.negative of 4 GB: {copy:.0f} GB/s, bytes read and bytes written counted, allocation included")
 
 
 def decode(run: Run, rows: tuple[int, ...], stock: bool) -> None:
@@ -375,14 +373,18 @@ def decode(run: Run, rows: tuple[int, ...], stock: bool) -> None:
         for call, arrays in calls.values():
             per_call(call, arrays, 4)
         warm = time.time() - begin
+        heat()
         samples: dict[str, list[float]] = {name: [] for name in calls}
-        for turn in range(8):
+        few: dict[str, list[float]] = {name: [] for name in calls}
+        for turn in range(6):
             order = list(calls.items())
             for name, (call, arrays) in order if turn % 2 == 0 else reversed(order):
-                samples[name].append(per_call(call, arrays, 100))
+                samples[name].append(per_call(call, arrays, 400))
+                few[name].append(per_call(call, arrays, 100))
         us = {name: statistics.median(s) for name, s in samples.items()}
         alone = {name: kernel_time(call, arrays, 48) for name, (call, arrays) in calls.items()}
-        entry = {"n": n, "k": k, "rows": m, "us": us, "samples": samples, "kernel_us": alone, "warm_s": warm}
+        entry = {"n": n, "k": k, "rows": m, "us": us, "samples": samples, "of_100": few, "kernel_us": alone,
+                 "warm_s": warm}  # fmt: skip
         run.keep("decode", entry)
         ratio = us.get("stock", float("nan")) / us["ours"]
         cells = [f"{us.get(c, float('nan')):.1f}" for c in ("ours", "sym", "1-bit", "stock")]

@@ -21,6 +21,9 @@ _SECTION = re.compile(r"^//:(.*)$", re.MULTILINE)
 #: An array in threadgroup memory, as opposed to a pointer to it.
 _THREADGROUP_ARRAY = re.compile(r"\bthreadgroup\s+(?=[\w:<>]+\s+\w+\s*\[)")
 
+#: Address spaces, which CUDA's pointers do not have.
+_SPACES = re.compile(r"\b(?:device|constant|threadgroup|thread)\b ?")
+
 #: Position attributes of Metal, and what they are on CUDA. `metal_kernel` declares those that a body names.
 _POSITIONS = {
     "thread_position_in_threadgroup": "uint3 {} = {{threadIdx.x, threadIdx.y, threadIdx.z}};",
@@ -88,7 +91,7 @@ def _with_lines(text: str, first: int, file: str) -> str:
 
 
 def _for_cuda(text: str) -> str:
-    return _THREADGROUP_ARRAY.sub("__shared__ ", text)
+    return _SPACES.sub("", _THREADGROUP_ARRAY.sub("__shared__ ", text))
 
 
 def _prelude(target: str, text: str) -> str:

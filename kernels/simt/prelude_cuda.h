@@ -5,10 +5,6 @@
 // this text: cuda_fp16.h, cuda_bf16.h and cooperative_groups.h are there.
 
 #define METAL_FUNC __device__ __forceinline__
-#define device
-#define constant
-#define thread
-#define threadgroup
 #define bfloat __nv_bfloat16
 typedef unsigned char uchar;
 typedef unsigned short ushort;

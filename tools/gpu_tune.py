@@ -1,0 +1,334 @@
+"""Kernel times of the matrix kernel under several geometries, without mlx: the section ``tune`` of gpu_check.py.
+
+    PYTHONPATH=. python tools/gpu_tune.py BITS ROWS N K [NAME=VALUE ...]
+
+launches one variant a few times, for a profiler to look at.
+
+Variants are compiled ahead by nvcc, in parallel, and launched through cupy as CUDA graphs, one launch after the other
+over weights that do not fit the second-level cache. A time is that of a graph over its launches, so it holds the
+device's own pause between two kernels; an empty kernel's, measured alike, is given beside it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+#: Output x input features of Qwen3.6-27B.
+SHAPES = ((8192, 5120), (17408, 5120), (5120, 17408))
+#: Bytes of weights that launches cycle through: four times the second-level cache of an H200.
+CYCLE = 240 << 20
+LAUNCHES = 48
+#: Registers, threads and bytes of shared memory of a multiprocessor of compute capability 9.0.
+REGISTERS, THREADS, SHARED = 65536, 2048, 227 << 10
+#: How weights are loaded: what stands in the CUDA prelude, and others to try.
+HINT = "ld.global.nc.L1::no_allocate.L2::128B"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """bound: threadgroups that must fit a multiprocessor, which limits registers; 0 leaves them to the compiler."""
+
+    bits: int
+    rows: int
+    k: int
+    options: tuple[tuple[str, Any], ...] = ()
+    bound: int = 0
+    hint: str = HINT
+    symmetric: int = 0
+
+    @property
+    def label(self) -> str:
+        words = [f"{name} {value}" for name, value in self.options]
+        words += [f"bound {self.bound}"] if self.bound else []
+        words += ["symmetric"] if self.symmetric else []
+        words += [self.hint.removeprefix("ld.global.").replace("::", " ")] if self.hint != HINT else []
+        return ", ".join(words) or "as offered"
+
+
+@dataclass(frozen=True)
+class Built:
+    cubin: Path
+    registers: int
+    spilled: int
+    shared: int
+    threads: int
+
+    @property
+    def resident(self) -> int:
+        """Threadgroups that a multiprocessor holds."""
+        by_registers = REGISTERS // (-(-self.registers // 8) * 8 * self.threads)
+        return min(by_registers, THREADS // self.threads, SHARED // (self.shared + 1024))
+
+
+def variants() -> list[Variant]:
+    """Those that answer: how many SIMD groups, how deep a pipeline, how many registers, which hint for loads."""
+    found = []
+    for bits in (2, 1):
+        for simd_groups, (depth, warps) in itertools.product((10, 5), ((1, 0), (1, 30), (2, 0), (2, 20))):
+            options = (("simd_groups", simd_groups), ("depth", depth))
+            found.append(Variant(bits, 1, 5120, options, warps // simd_groups))
+        for simd_groups, depth in itertools.product((10, 20), (1, 2)):
+            found.append(Variant(bits, 1, 5120, (("simd_groups", simd_groups), ("quad", 2), ("depth", depth))))
+        found.append(Variant(bits, 1, 5120, (("simd_groups", 10), ("tiles", 2))))
+        found.append(Variant(bits, 1, 17408, (("simd_groups", 17), ("quad", 2), ("depth", 2))))
+        for simd_groups, (depth, warps) in itertools.product((17, 12, 9), ((1, 0), (1, 30), (2, 0))):
+            options = (("simd_groups", simd_groups), ("depth", depth))
+            found.append(Variant(bits, 1, 17408, options, 0 if simd_groups == 17 and warps else warps // simd_groups))
+        for hint in ("ld.global.nc", "ld.global.nc.L1::no_allocate", "ld.global.nc.L1::no_allocate.L2::256B"):
+            found.append(Variant(bits, 1, 5120, (("simd_groups", 10), ("depth", 1)), 0, hint))
+        found.append(Variant(bits, 1, 5120, (("simd_groups", 10), ("depth", 1)), 0, HINT, bits))
+        for rows, k in itertools.product((2, 4, 8), (5120, 17408)):
+            found.append(Variant(bits, rows, k))
+        found += [Variant(bits, 8, 17408, (("tiles", 2),)), Variant(bits, 8, 5120, (("tiles", 2),))]
+    return list(dict.fromkeys(found))
+
+
+def facts(variant: Variant, n: int) -> dict[str, Any]:
+    return {"rows": variant.rows, "n": n, "k": variant.k, "bits": variant.bits, "group_size": 128,
+            "x_dtype": "float16", "scales_dtype": "float16", "out_dtype": "float16", "symmetric": variant.symmetric,
+            "device": "cuda", **dict(variant.options)}  # fmt: skip
+
+
+def text(variant: Variant) -> tuple[str, int]:
+    """(a whole CUDA file with one function `tuned`, threads of a threadgroup)."""
+    from bonsai_qmv.gpu_kernels import AFFINE_MMA
+
+    from backend_core.simt import constants
+
+    launch, parts = AFFINE_MMA.launch(**facts(variant, 8192)), AFFINE_MMA.text("cuda")
+    threads = launch.threadgroup[0]
+    bounds = f"__launch_bounds__({threads}, {variant.bound})" if variant.bound else ""
+    whole = (
+        f"#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n{parts.header}"
+        f'extern "C" __global__ void {bounds} tuned(const __half* x, const uint* w, const __half* scales, '
+        "const __half* biases, __half* y, int m, int n, int k) {\n"
+        f"{constants(launch.template)}const __half* bias = scales;\nconst int x_ndim = 2;\n"
+        "const int x_shape[2] = {m, k}, w_shape[1] = {n};\n"
+        f"{parts.source}\n}}\n"
+    )
+    return whole.replace(HINT, variant.hint), threads
+
+
+def build(variant: Variant, folder: Path, name: str) -> Built:
+    """Raises RuntimeError with the compiler's message."""
+    source, threads = text(variant)
+    path = folder / f"{name}.cu"
+    path.write_text(source)
+    cubin = path.with_suffix(".cubin")
+    command = ["nvcc", "-arch=sm_90a", "-cubin", "-Xptxas", "-v", "-o", str(cubin), str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr[-800:])
+    said = done.stdout + done.stderr
+    numbers = [re.search(p, said) for p in (r"Used (\d+) registers", r"(\d+) bytes spill loads", r"(\d+) bytes smem")]
+    registers, spilled, shared = (int(m.group(1)) if m else 0 for m in numbers)
+    return Built(cubin, registers, spilled, shared, threads)
+
+
+class Bench:
+    """Weights on the device, and graphs of launches over them."""
+
+    def __init__(self) -> None:
+        import cupy
+
+        self.cp = cupy
+        self.stream = cupy.cuda.Stream(non_blocking=True)
+        self.sets: dict[tuple[int, int, int], list[Any]] = {}
+
+    def weights(self, bits: int, n: int, k: int) -> list[Any]:
+        """[(w, scales, biases)] with biases of -scales, which symmetric variants do not read."""
+        cp, key = self.cp, (bits, n, k)
+        if key not in self.sets:
+            rng = np.random.default_rng(n + k + bits)
+            words = cp.asarray(rng.integers(0, 1 << 32, (n, k // 32 * bits), dtype=np.uint32))
+            scales = cp.asarray(rng.uniform(0.01, 0.03, (n, k // 128)).astype(np.float16))
+            count = max(4, -(-CYCLE // words.nbytes))
+            self.sets[key] = [(words ^ np.uint32(i), scales.copy(), scales * np.float16(-1)) for i in range(count)]
+        return self.sets[key]
+
+    def once(self, function: Any, grid: tuple[int, ...], threads: int, arguments: tuple[Any, ...]) -> None:
+        self.cp.cuda.Device().synchronize()
+        with self.stream:
+            function(grid, (threads,), arguments)
+        self.stream.synchronize()
+
+    def graph(self, function: Any, grid: tuple[int, ...], threads: int, arguments: list[tuple[Any, ...]]) -> Any:
+        self.cp.cuda.Device().synchronize()
+        with self.stream:
+            self.stream.begin_capture()
+            for i in range(LAUNCHES):
+                function(grid, (threads,), arguments[i % len(arguments)])
+            return self.stream.end_capture()
+
+    def microseconds(self, graph: Any, times: int = 4) -> float:
+        """Per launch, of `times` launches of the graph."""
+        cuda = self.cp.cuda
+        begin, end = cuda.Event(), cuda.Event()
+        graph.launch(self.stream)
+        begin.record(self.stream)
+        for _ in range(times):
+            graph.launch(self.stream)
+        end.record(self.stream)
+        end.synchronize()
+        return float(cuda.get_elapsed_time(begin, end)) * 1e3 / (times * LAUNCHES)
+
+    def heat(self, graph: Any, seconds: float) -> None:
+        """Clocks are low after a pause."""
+        until = time.time() + seconds
+        while time.time() < until:
+            for _ in range(20):
+                graph.launch(self.stream)
+            self.stream.synchronize()
+
+    def copy(self) -> float:
+        """GB/s of a copy of 4 GB within the device, bytes read and bytes written counted."""
+        cp, size = self.cp, 1 << 32
+        to, source = cp.empty(size, np.uint8), cp.zeros(size, np.uint8)
+        best = 0.0
+        for _ in range(6):
+            begin, end = cp.cuda.Event(), cp.cuda.Event()
+            begin.record(self.stream)
+            cp.cuda.runtime.memcpyAsync(to.data.ptr, source.data.ptr, size, 3, self.stream.ptr)
+            end.record(self.stream)
+            end.synchronize()
+            best = max(best, 2 * size / (cp.cuda.get_elapsed_time(begin, end) * 1e6))
+        return best
+
+
+def wrong(bench: Bench, variant: Variant, n: int, x: Any, y: Any) -> float:
+    """Largest error of some columns over the bound of `rounding`."""
+    from bonsai_qmv import reference
+
+    words, scales, biases = bench.weights(variant.bits, n, variant.k)[0]
+    chosen = np.r_[0:40, n - 24 : n]
+    s, b = (a[chosen].get().astype(np.float64) for a in (scales, biases))
+    if variant.symmetric:
+        b = s * (-0.5 * variant.symmetric)
+    y64, bound = reference.bound(
+        x.get().astype(np.float64), reference.dequantize64(words[chosen].get(), s, b, variant.bits), "float16"
+    )
+    return float(np.max(np.abs(y.get().astype(np.float64)[:, chosen] - y64) / bound))
+
+
+def clock() -> str:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        device = pynvml.nvmlDeviceGetHandleByIndex(0)
+        return f"{pynvml.nvmlDeviceGetClockInfo(device, pynvml.NVML_CLOCK_SM)} MHz"
+    except Exception as error:
+        return f"unknown ({error})"
+
+
+def tune(run: Any, todo: list[Variant] | None = None) -> None:
+    """Builds, checks and times; `run` is gpu_check's."""
+    todo = todo or variants()
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
+        begin = time.time()
+        waiting = [pool.submit(build, v, Path(folder), f"v{i}") for i, v in enumerate(todo)]
+        empty_cu = Path(folder) / "empty.cu"
+        empty_cu.write_text('extern "C" __global__ void tuned(float* y) {}\n')
+        subprocess.run(["nvcc", "-arch=sm_90a", "-cubin", "-o", f"{folder}/empty.cubin", str(empty_cu)], check=True)
+        bench = Bench()
+        cp = bench.cp
+        processors = int(cp.cuda.Device().attributes["MultiProcessorCount"])
+        built: list[tuple[Variant, Built]] = []
+        for variant, future in zip(todo, waiting, strict=True):
+            try:
+                built.append((variant, future.result()))
+            except RuntimeError as error:
+                run.say(f"{variant} does not compile: {error}")
+        run.say(f"{len(built)} variants compiled in {time.time() - begin:.0f} s")
+        empty = cp.RawModule(path=f"{folder}/empty.cubin").get_function("tuned")
+        nothing = bench.graph(empty, (processors,), 320, [(cp.zeros(1, np.float32),)])
+        jobs = []
+        for variant, made in built:
+            function = cp.RawModule(path=str(made.cubin)).get_function("tuned")
+            for n in [n for n, k in SHAPES if k == variant.k]:
+                x = cp.asarray(np.random.default_rng(1).standard_normal((variant.rows, variant.k)).astype(np.float16))
+                y = cp.zeros((variant.rows, n), np.float16)
+                sizes = [np.int32(v) for v in (variant.rows, n, variant.k)]
+                arguments = [(x, *weights, y, *sizes) for weights in bench.weights(variant.bits, n, variant.k)]
+                tiles = -(-n // (16 * dict(variant.options).get("tiles", 1)))
+                most = max(made.resident, 1)
+                for per in sorted({most, max(most - 1, 1), 99}):
+                    grid = (min(processors * per, tiles),)
+                    try:
+                        bench.once(function, grid, made.threads, arguments[0])
+                        error = wrong(bench, variant, n, x, y)
+                        graph = bench.graph(function, grid, made.threads, arguments)
+                    except Exception as problem:
+                        run.say(f"{variant.label} {n}x{variant.k}: {type(problem).__name__}: {str(problem)[:200]}")
+                        continue
+                    jobs.append((variant, made, n, per, graph, error, []))
+        if not jobs:
+            return
+        bench.heat(jobs[0][4], 0.5)
+        pauses = []
+        for _ in range(3):
+            pauses.append(bench.microseconds(nothing))
+            for *_, graph, _, samples in jobs:
+                samples.append(bench.microseconds(graph))
+        pause, copy = statistics.median(pauses), bench.copy()
+        run.say(f"an empty kernel {pause:.2f} us, a copy {copy:.0f} GB/s (read and written), clock {clock()}\n")
+        run.keep("tuned", {"empty_us": pause, "copy_gbps": copy})
+        report(run, jobs, pause, copy)
+
+
+def report(run: Any, jobs: list[Any], pause: float, copy: float) -> None:
+    """A table for each number of bits, rows and shape, fastest first; times without an empty kernel's."""
+    for key, group in itertools.groupby(
+        sorted(jobs, key=lambda j: (j[0].rows, -j[0].bits, j[2], j[0].k, min(j[6]))),
+        lambda j: (j[0].bits, j[0].rows, j[2], j[0].k),
+    ):
+        bits, rows, n, k = key
+        run.say(f"\n{bits}-bit, {n}x{k}, {rows} rows")
+        run.say("| variant | per SM | registers (spilled) | us | GB/s | of copy | error |")
+        run.say("|---|---|---|---|---|---|---|")
+        for place, (variant, made, _, per, _, error, samples) in enumerate(group):
+            us = statistics.median(samples) - pause
+            moved = n * k * bits // 8 + n * k // 128 * (2 if variant.symmetric else 4)
+            entry = {"bits": bits, "rows": rows, "n": n, "k": k, "variant": variant.label, "per": per, "us": us,
+                     "samples": samples, "registers": made.registers, "spilled": made.spilled,
+                     "error": error}  # fmt: skip
+            run.keep("tune", entry)
+            if place < 12 or not error <= 1.0:
+                run.say(
+                    f"| {variant.label} | {'all' if per == 99 else per} | {made.registers} ({made.spilled}) | {us:.2f} "
+                    f"| {moved / us / 1e3:.0f} | {moved / us / 1e3 / copy:.2f} | {error:.2f} |"
+                )
+
+
+def main() -> None:
+    bits, rows, n, k = map(int, sys.argv[1:5])
+    pairs = [word.split("=") for word in sys.argv[5:]]
+    variant = Variant(bits, rows, k, tuple((name, int(value)) for name, value in pairs))
+    with tempfile.TemporaryDirectory() as folder:
+        made, bench = build(variant, Path(folder), "one"), Bench()
+        cp = bench.cp
+        function = cp.RawModule(path=str(made.cubin)).get_function("tuned")
+        x, y = cp.ones((rows, k), np.float16), cp.zeros((rows, n), np.float16)
+        tiles = -(-n // (16 * dict(variant.options).get("tiles", 1)))
+        grid = (min(132 * max(made.resident, 1), tiles),)
+        for weights in bench.weights(bits, n, k):
+            bench.once(function, grid, made.threads, (x, *weights, y, np.int32(rows), np.int32(n), np.int32(k)))
+
+
+if __name__ == "__main__":
+    ROOT = Path(__file__).resolve().parents[1]
+    sys.path[:0] = [str(ROOT), str(ROOT / "plugins/bonsai_qmv/src")]
+    main()
