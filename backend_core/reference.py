@@ -16,7 +16,7 @@ import numpy as np
 
 from . import native
 from .layer_classes import format_named
-from .machine import affinity
+from .machine import affinity, default_device
 
 #: Decoded weights that a thread holds at once, in elements, so that verification never doubles a model's memory.
 _SLICE = 500_000
@@ -97,7 +97,7 @@ class Reference:
 
     def __init__(self, arrays: dict[str, Any], mode: str, bits: int, group_size: int,
                  expert: int | None = None) -> None:  # fmt: skip
-        pick = (lambda a: a) if expert is None else (lambda a: a[expert])
+        pick = _apart if expert is None else (lambda a: _apart(a[expert]))
         self.mode, self.bits, self.group_size = mode, bits, group_size
         self.weight = as_numpy(pick(arrays["weight"]))
         scales, biases = arrays.get("scales"), arrays.get("biases")
@@ -146,6 +146,13 @@ class Reference:
         if self.bias is not None:
             y, magnitude = y + self.bias[begin:end], magnitude + np.abs(self.bias[begin:end])
         return y, magnitude
+
+
+def _apart(array: Any) -> Any:
+    """A copy, where reading an array on the host would take it out of the GPU's own memory for good."""
+    import mlx.core as mx
+
+    return array + mx.zeros((), array.dtype) if default_device() == "cuda" else array
 
 
 def as_numpy(array: Any) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -373,3 +374,17 @@ def test_the_nearest_number_of_the_dtype_is_always_allowed(dtype, values):
     # Two roundings (to float32, then to the dtype) are half an ulp and a trifle.
     tiny = np.abs(y64) * 2.0**-23
     assert worst_excess(y, y64, tiny, 1, dtype) <= 1.0
+
+
+def test_on_cuda_the_host_reads_copies_of_the_weights(monkeypatch):
+    """mlx moves an array whose memory the host asks for into memory that both share, and leaves it there."""
+    layer = nn.QuantizedLinear(64, 8, bias=True, group_size=32, bits=4)
+    arrays = dict(layer)
+    x = np.random.default_rng(0).standard_normal((2, 64))
+    want = Reference(arrays, "affine", 4, 32).product(x)
+    read = []
+    monkeypatch.setattr(reference, "default_device", lambda: "cuda")
+    monkeypatch.setattr(reference, "as_numpy", lambda a: read.append(a) or as_numpy(a))
+    have = Reference(arrays, "affine", 4, 32).product(x)
+    np.testing.assert_array_equal(have, want)
+    assert len(read) == 4 and not any(r is a for r in read for a in arrays.values())
