@@ -105,7 +105,8 @@ typedef struct accel_host {
   uint32_t abi_version;
   /* Runs task over [0, n) in pieces of `grain` items (the last may be shorter), on the pool's threads and
    * the caller's own; returns when all are done. Pieces start at multiples of grain whatever the number
-   * of threads. Nested calls run on the calling thread. */
+   * of threads. Nested calls run on the calling thread. Before the caller's own tasks, another kernel may be entered
+   * on its thread (the next one of a program): what belongs to a thread, as AMX tiles do, is set up inside tasks. */
   void (*parallel_for)(const struct accel_call* call, int64_t n, int64_t grain, accel_task task, void* arg);
   /* Uninitialised memory, 64-byte aligned, that lives until the kernel returns. Call it on the thread the
    * kernel was entered on, not inside a task. Repeated calls return distinct blocks. NULL: out of memory
