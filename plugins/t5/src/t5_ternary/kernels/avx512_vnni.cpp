@@ -5,5 +5,5 @@
 #include "vnni_body.h"
 
 namespace t5 {
-const Bodies kVnniBodies = {Vnni::small, large_rows<Avx512>};
+const Bodies kVnniBodies = {vnni_small_rows, large_rows<Avx512>};
 }

@@ -1,11 +1,16 @@
 /* Activations as three planes of signed bytes, in the order in which lines of t5 weights want them.
  *
- * Layout     A line of W is 52 bytes, thirteen words; a register holds them in lanes 0..12 and repeats in lanes
- *            13..15 the words that two groups share. Line::plane[p][i] holds, where the register has byte b of a group,
- *            digit p of the fixed-point number that meets weight 5b + i of that group, and 0 where the byte belongs to
- *            the word's other copy or where there is no weight. Line::start is what the sums of the sixteen lanes begin
- *            with: -(sum of the v that a lane meets), since weights are digit - 1.
- *            Lines lie [line][row]; what is missing at the end of k are zeros.
+ * Layout     A line is a register of sixteen words of W, and words that hold the end of one group and the beginning of
+ *            the next occur in it twice or in two lines, so that each copy counts for one group only:
+ *              block  832 bytes of a row, 4096 weights: thirteen lines of 64 bytes, in which shared words count for
+ *                     their first group, and one line (groups of 128) or three (of 64) with nothing but the shared
+ *                     words, for their second. By luck no two of the words for one such line lie in the same lane
+ *              tail   what is left of a row, in lines of 52 bytes, 256 weights: lanes 0..12 hold thirteen words, lanes
+ *                     13..15 the shared ones once more
+ *            Line::plane[p][i] holds, where the register has byte b of a group, digit p of the fixed-point number that
+ *            meets weight 5b + i of that group, and 0 where the byte counts for the word's other copy or where there is
+ *            no weight. Line::start is what the sums of the sixteen lanes begin with: -(sum of the v that a lane meets),
+ *            since weights are digit - 1. Lines lie [line][row]; what is missing at the end of k are zeros.
  * Exactness  see accel/fixed_point.h.
  */
 #ifndef T5_PLANES_H
@@ -18,76 +23,155 @@
 namespace t5 {
 namespace {
 
-constexpr int64_t kLineBytes = 52, kLineWeights = 256;
-
 struct Line {
   __m512i plane[3][5];
   __m512i start;
 };
 
-/* Which word of a line each lane holds, which group of the line its bytes belong to, and for digit i of each byte of
- * the register the weight of the line, or none. */
+/* The lanes of a block and of a line of the tail; SIZE is the group's. */
+template <int SIZE>
 struct LaneMap {
-  alignas(64) int32_t word[16];
-  alignas(64) int32_t group[16];
-  alignas(64) uint8_t weight[5][64];
-  uint64_t some[5]; /* bit set: there is a weight */
+  static constexpr int kBytes = SIZE / 64 * 13, kExtra = SIZE == 64 ? 3 : 1, kLines = 13 + kExtra;
+  static constexpr int64_t kBlockBytes = 832, kBlockWeights = 4096, kBlockGroups = kBlockWeights / SIZE;
+  static constexpr int64_t kTailBytes = 52, kTailWeights = 256, kTailGroups = kTailWeights / SIZE;
 
-  constexpr explicit LaneMap(int size) : word(), group(), weight(), some() {
-    const int bytes = size / 64 * 13;
+  /* Blocks: the first group of a line, and the group of each lane from there on; for the lines of shared words from the
+   * block's first group on. */
+  int32_t base[13];
+  alignas(64) int32_t group[kLines][16];
+  uint64_t counts[kLines];     /* bytes that count in this line */
+  uint16_t shared[kExtra][13]; /* lanes of line j whose words are repeated in line 13 + e */
+  /* The tail: which word each lane holds, its group, and the bytes that count. */
+  alignas(64) int32_t tail_word[16];
+  alignas(64) int32_t tail_group[16];
+  uint64_t tail_counts;
+
+  constexpr LaneMap() : base(), group(), counts(), shared(), tail_word(), tail_group(), tail_counts() {
+    for (int j = 0; j < 13; ++j) base[j] = 64 * j / kBytes;
+    for (int d = 0; d < 208; ++d) {
+      const int j = d / 16, l = d % 16, first = 4 * d / kBytes, last = (4 * d + 3) / kBytes;
+      group[j][l] = first - base[j];
+      for (int b = 0; b < 4; ++b) {
+        if ((4 * d + b) / kBytes == first) counts[j] |= (uint64_t)1 << (4 * l + b);
+      }
+      if (first == last) continue;
+      const int e = kExtra == 1 ? 0 : d % 13 / 3 - 1;
+      shared[e][j] = (uint16_t)(shared[e][j] | 1 << l);
+      group[13 + e][l] = last;
+      for (int b = 0; b < 4; ++b) {
+        if ((4 * d + b) / kBytes == last) counts[13 + e] |= (uint64_t)1 << (4 * l + b);
+      }
+    }
     int next = 13;
     for (int l = 0; l < 13; ++l) {
-      word[l] = l;
-      group[l] = 4 * l / bytes;
-      const int last = (4 * l + 3) / bytes;
-      if (last != group[l]) { /* the second copy, for the group that begins in this word */
-        word[next] = l;
-        group[next++] = last;
+      const int first = 4 * l / kBytes, last = (4 * l + 3) / kBytes;
+      tail_word[l] = l;
+      tail_group[l] = first;
+      if (last != first) {
+        tail_word[next] = l;
+        tail_group[next++] = last;
       }
     }
     for (int l = 0; l < next; ++l) {
-      for (int j = 0; j < 4; ++j) {
-        const int at = 4 * word[l] + j, b = at % bytes;
-        if (at / bytes != group[l]) continue;
-        for (int i = 0; i < 5; ++i) {
-          if (5 * b + i >= size) continue;
-          weight[i][4 * l + j] = (uint8_t)(group[l] * size + 5 * b + i);
-          some[i] |= (uint64_t)1 << (4 * l + j);
-        }
+      for (int b = 0; b < 4; ++b) {
+        if ((4 * tail_word[l] + b) / kBytes == tail_group[l]) tail_counts |= (uint64_t)1 << (4 * l + b);
+      }
+    }
+  }
+
+  static int64_t lines(int64_t k) {
+    return k / kBlockWeights * kLines + ceil_div(k % kBlockWeights, kTailWeights);
+  }
+};
+template <int SIZE>
+constexpr LaneMap<SIZE> kLanes{};
+
+/* From the numbers of a group to those that meet digit i of its bytes. */
+template <int SIZE>
+struct DigitMap {
+  alignas(64) uint8_t from[5][64];
+  uint64_t some[5];
+  constexpr DigitMap() : from(), some() {
+    for (int b = 0; b < LaneMap<SIZE>::kBytes; ++b) {
+      for (int i = 0; i < 5 && 5 * b + i < SIZE; ++i) {
+        from[i][b] = (uint8_t)(5 * b + i);
+        some[i] |= (uint64_t)1 << b;
       }
     }
   }
 };
-constexpr LaneMap kLanes64{64}, kLanes128{128};
+template <int SIZE>
+constexpr DigitMap<SIZE> kDigitMap{};
 
-/* Lines of one row whose unit is known.
- *   x      floats, zeros from k to the end of the last line
- *   lines  the row's first; `rows` from line to line */
-inline void make_lines(const float* x, int64_t k, int32_t group, float unit, Line* lines, int64_t rows) {
-  const LaneMap& map = group == 64 ? kLanes64 : kLanes128;
+/* Bytes of a plane of a row: as many as the row of W has, and what a load may take too much. */
+inline int64_t plane_bytes(int64_t k) { return (k / 64 * kChunkBytes + 64 + 63) / 64 * 64; }
+
+/* The planes of one row in the order of W's bytes: out[p][i] are plane_bytes(k) bytes. */
+template <int SIZE>
+void make_planes(const float* x, int64_t k, float unit, int8_t* out) {
+  const DigitMap<SIZE>& map = kDigitMap<SIZE>;
   const __m512 inverse = _mm512_set1_ps(1.0f / unit);
-  const __m512i ones = _mm512_set1_epi8(1);
-  for (int64_t k0 = 0; k0 < k; k0 += kLineWeights, lines += rows) {
-    alignas(64) int8_t digits[3][kLineWeights];
-    for (int64_t j = 0; j < kLineWeights; j += 16) {
-      const __m512i v = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + k0 + j), inverse));
+  const int64_t size = plane_bytes(k), bytes = LaneMap<SIZE>::kBytes;
+  for (int64_t g = 0; g < k / SIZE; ++g) {
+    alignas(64) int8_t digits[3][SIZE];
+    for (int j = 0; j < SIZE; j += 16) {
+      const __m512i v = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + g * SIZE + j), inverse));
       accel_fixed::split_digits(v, digits[0] + j, digits[1] + j, digits[2] + j);
     }
-    __m512i part[3];
     for (int p = 0; p < 3; ++p) {
-      const __m512i a = _mm512_load_si512(digits[p]), b = _mm512_load_si512(digits[p] + 64);
-      const __m512i c = _mm512_load_si512(digits[p] + 128), d = _mm512_load_si512(digits[p] + 192);
-      part[p] = _mm512_setzero_si512();
+      const __m512i a = _mm512_load_si512(digits[p]), b = _mm512_load_si512(digits[p] + (SIZE - 64));
       for (int i = 0; i < 5; ++i) {
-        const __m512i from = _mm512_load_si512(map.weight[i]);
-        const __mmask64 upper = _mm512_movepi8_mask(from); /* weights 128 and beyond */
-        const __m512i low = _mm512_permutex2var_epi8(a, from, b), high = _mm512_permutex2var_epi8(c, from, d);
-        lines->plane[p][i] = _mm512_maskz_mov_epi8(map.some[i], _mm512_mask_mov_epi8(low, upper, high));
-        part[p] = _mm512_dpbusd_epi32(part[p], ones, lines->plane[p][i]);
+        const __m512i from = _mm512_load_si512(map.from[i]);
+        /* Whatever is written beyond the group, the next group overwrites. */
+        _mm512_storeu_si512(out + (5 * p + i) * size + g * bytes,
+                            _mm512_maskz_permutex2var_epi8(map.some[i], a, from, b));
       }
     }
-    const __m512i high = _mm512_add_epi32(_mm512_slli_epi32(part[0], 8), part[1]);
-    lines->start = _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_add_epi32(_mm512_slli_epi32(high, 8), part[2]));
+  }
+}
+
+inline void start_of(Line& line) {
+  const __m512i ones = _mm512_set1_epi8(1);
+  __m512i part[3];
+  for (int p = 0; p < 3; ++p) {
+    part[p] = _mm512_setzero_si512();
+    for (int i = 0; i < 5; ++i) part[p] = _mm512_dpbusd_epi32(part[p], ones, line.plane[p][i]);
+  }
+  const __m512i high = _mm512_add_epi32(_mm512_slli_epi32(part[0], 8), part[1]);
+  line.start = _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_add_epi32(_mm512_slli_epi32(high, 8), part[2]));
+}
+
+/* Lines of one row from its planes.
+ *   lines  the row's first; `rows` from line to line */
+template <int SIZE>
+void make_lines(const int8_t* planes, int64_t k, Line* lines, int64_t rows) {
+  using M = LaneMap<SIZE>;
+  const M& map = kLanes<SIZE>;
+  const int64_t size = plane_bytes(k);
+  int64_t at = 0;
+  for (int64_t block = 0; block < k / M::kBlockWeights; ++block, at += M::kBlockBytes, lines += M::kLines * rows) {
+    for (int pi = 0; pi < 15; ++pi) {
+      __m512i repeated[M::kExtra] = {};
+      for (int j = 0; j < 13; ++j) {
+        const __m512i v = _mm512_loadu_si512(planes + pi * size + at + 64 * j);
+        for (int e = 0; e < M::kExtra; ++e) repeated[e] = _mm512_mask_mov_epi32(repeated[e], map.shared[e][j], v);
+        lines[j * rows].plane[pi / 5][pi % 5] = _mm512_maskz_mov_epi8(map.counts[j], v);
+      }
+      for (int e = 0; e < M::kExtra; ++e) {
+        lines[(13 + e) * rows].plane[pi / 5][pi % 5] = _mm512_maskz_mov_epi8(map.counts[13 + e], repeated[e]);
+      }
+    }
+    for (int j = 0; j < M::kLines; ++j) start_of(lines[j * rows]);
+  }
+  for (const int64_t end = k / 64 * kChunkBytes; at < end; at += M::kTailBytes, lines += rows) {
+    const int64_t have = least(M::kTailBytes, end - at);
+    for (int pi = 0; pi < 15; ++pi) {
+      const __mmask64 there = ((__mmask64)1 << have) - 1;
+      const __m512i v = _mm512_maskz_loadu_epi8(there, planes + pi * size + at);
+      const __m512i lanes = _mm512_permutexvar_epi32(_mm512_load_si512(map.tail_word), v);
+      lines->plane[pi / 5][pi % 5] = _mm512_maskz_mov_epi8(map.tail_counts, lanes);
+    }
+    start_of(*lines);
   }
 }
 

@@ -1,8 +1,7 @@
 /* y = x @ W.T (+ bias) for 1..16 rows of x by integer dot products: AVX-512 VNNI and VBMI.
  *
- * Layout     W as in product.cpp. A line is 52 bytes of a row of W, 256 weights: two groups of 128 or four of 64,
- *            thirteen words, of which one or three hold the end of one group and the beginning of the next. Those are
- *            repeated in the free lanes of a register; each copy meets zeros where the other's bytes are (planes.h).
+ * Layout     W as in product.cpp, read in lines of sixteen words as planes.h describes: 4096 weights are fourteen or
+ *            sixteen lines.
  * Rows       1..16, any n, any k that is a multiple of the group.
  * Exactness  rounding. x enters as fixed point of 24 bits (accel/fixed_point.h). What the digits of one lane add up to,
  *            sum of (digit - 1) * v, is an exact integer below 2^31; it is rounded to float32 and multiplied by its
@@ -27,7 +26,7 @@
 namespace t5 {
 namespace {
 
-/* Groups whose scales are converted at a time, a multiple of what a line holds. */
+/* Groups whose scales are converted at a time, a multiple of what a block holds. */
 constexpr int64_t kGroupBlock = 256;
 /* Bytes to fetch ahead: far enough for memory to answer, by the second-level cache, which has room for more requests
  * than the first, and from there in time. */
@@ -63,7 +62,10 @@ struct Split {
   }
 };
 
+template <int SIZE>
 struct Vnni {
+  using M = LaneMap<SIZE>;
+
   struct Job {
     const Problem* p;
     const Line* lines; /* of x: [line][row] */
@@ -155,57 +157,104 @@ struct Vnni {
     }
   }
 
+  /* One line of kOutputs rows of W times all rows of x. */
+  template <bool ONE>
+  static inline __attribute__((always_inline)) void line(const Split (&split)[kOutputs],
+                                                         const __m512 (&scale)[kOutputs], const Line* x, int count,
+                                                         __m512 (&acc)[kOutputs], float (*sums)[16]) {
+    if constexpr (ONE) {
+      one(split, *x, scale, acc);
+    } else {
+      __m512i digit[kOutputs][5];
+#pragma GCC unroll 4
+      for (int r = 0; r < kOutputs; ++r) {
+        digit[r][0] = split[r].template digit<0>();
+        digit[r][1] = split[r].template digit<1>();
+        digit[r][2] = split[r].template digit<2>();
+        digit[r][3] = split[r].template digit<3>();
+        digit[r][4] = split[r].template digit<4>();
+      }
+      int m = 0;
+      for (; m + 2 <= count; m += 2) several<2>(digit, x + m, scale, sums + m * kUnit);
+      if (m < count) several<1>(digit, x + m, scale, sums + m * kUnit);
+    }
+  }
+
+  /* Scales of the groups that the lanes of a line of shared words belong to; `scale` begins with the block's first. */
+  static __m512 shared_scale(const float* scale, int e) {
+    const __m512i of = _mm512_load_si512(kLanes<SIZE>.group[13 + e]);
+    const __m512 low = _mm512_permutex2var_ps(_mm512_loadu_ps(scale), of, _mm512_loadu_ps(scale + 16));
+    if constexpr (M::kBlockGroups == 32) {
+      return low;
+    } else {
+      const __m512 high = _mm512_permutex2var_ps(_mm512_loadu_ps(scale + 32), of, _mm512_loadu_ps(scale + 48));
+      return _mm512_mask_mov_ps(low, _mm512_cmpge_epi32_mask(of, _mm512_set1_epi32(32)), high);
+    }
+  }
+
   /* Groups g0 ... g0 + groups of outputs n0 ... n0 + kOutputs - 1, all rows: sums[m * kUnit + r].
    *   scale  of these groups, `groups` for each output */
   template <bool ONE>
   static void outputs(const Job& job, int64_t n0, int64_t g0, int64_t groups, const float* scale, float (*sums)[16]) {
     const Problem& p = *job.p;
-    const int64_t per_line = kLineWeights / p.group, group_bytes = p.group / 64 * kChunkBytes;
+    const M& map = kLanes<SIZE>;
+    const int64_t far = job.far, near = job.near;
     const uint8_t* w[kOutputs];
 #pragma GCC unroll 4
-    for (int r = 0; r < kOutputs; ++r) w[r] = p.w + least(n0 + r, p.n - 1) * p.w_stride + g0 * group_bytes;
+    for (int r = 0; r < kOutputs; ++r) w[r] = p.w + least(n0 + r, p.n - 1) * p.w_stride + g0 * M::kBytes;
     __m512 acc[kOutputs];
-    if constexpr (ONE) {
 #pragma GCC unroll 4
-      for (int r = 0; r < kOutputs; ++r) acc[r] = _mm512_load_ps(sums[r]);
+    for (int r = 0; r < kOutputs; ++r) acc[r] = _mm512_load_ps(sums[r]);
+    const Line* x = job.lines + M::lines(g0 * SIZE) * job.count;
+    int64_t g = 0;
+    for (; g + M::kBlockGroups <= groups; g += M::kBlockGroups) {
+      alignas(64) int32_t shared[kOutputs][M::kExtra][16];
+      for (int j = 0; j < 13; ++j, x += job.count) {
+        Split split[kOutputs];
+        __m512 s[kOutputs];
+        const __m512i of = _mm512_load_si512(map.group[j]);
+#pragma GCC unroll 4
+        for (int r = 0; r < kOutputs; ++r) {
+          const __m512i packed = _mm512_loadu_si512(w[r] + 64 * j);
+          __builtin_prefetch(w[r] + 64 * j + far, 0, 2);
+          __builtin_prefetch(w[r] + 64 * j + near);
+#pragma GCC unroll 3
+          for (int e = 0; e < M::kExtra; ++e) _mm512_mask_store_epi32(shared[r][e], map.shared[e][j], packed);
+          split[r] = Split(packed);
+          s[r] = _mm512_permutexvar_ps(of, _mm512_loadu_ps(scale + r * groups + g + map.base[j]));
+        }
+        line<ONE>(split, s, x, job.count, acc, sums);
+      }
+#pragma GCC unroll 3
+      for (int e = 0; e < M::kExtra; ++e, x += job.count) {
+        Split split[kOutputs];
+        __m512 s[kOutputs];
+#pragma GCC unroll 4
+        for (int r = 0; r < kOutputs; ++r) {
+          split[r] = Split(_mm512_load_si512(shared[r][e]));
+          s[r] = shared_scale(scale + r * groups + g, e);
+        }
+        line<ONE>(split, s, x, job.count, acc, sums);
+      }
+#pragma GCC unroll 4
+      for (int r = 0; r < kOutputs; ++r) w[r] += M::kBlockBytes;
     }
-    const LaneMap& map = p.group == 64 ? kLanes64 : kLanes128;
-    const __m512i word_of = _mm512_load_si512(map.word), group_of = _mm512_load_si512(map.group);
-    const Line* x = job.lines + g0 / per_line * job.count;
-    auto step = [&](int64_t g, __mmask64 have) __attribute__((always_inline)) {
+    const __m512i word_of = _mm512_load_si512(map.tail_word), group_of = _mm512_load_si512(map.tail_group);
+    for (; g < groups; g += M::kTailGroups, x += job.count) {
+      const __mmask64 have = ((__mmask64)1 << (least(M::kTailGroups, groups - g) * M::kBytes)) - 1;
       Split split[kOutputs];
       __m512 s[kOutputs];
 #pragma GCC unroll 4
       for (int r = 0; r < kOutputs; ++r) {
         const __m512i packed = _mm512_maskz_loadu_epi8(have, w[r]);
-        __builtin_prefetch(w[r] + job.far, 0, 2);
-        __builtin_prefetch(w[r] + job.near);
-        w[r] += kLineBytes;
+        __builtin_prefetch(w[r] + far, 0, 2);
+        __builtin_prefetch(w[r] + near);
+        w[r] += M::kTailBytes;
         split[r] = Split(_mm512_permutexvar_epi32(word_of, packed));
         s[r] = _mm512_permutexvar_ps(group_of, _mm512_loadu_ps(scale + r * groups + g));
       }
-      if constexpr (ONE) {
-        one(split, *x, s, acc);
-        ++x;
-      } else {
-        __m512i digit[kOutputs][5];
-#pragma GCC unroll 4
-        for (int r = 0; r < kOutputs; ++r) {
-          digit[r][0] = split[r].template digit<0>();
-          digit[r][1] = split[r].template digit<1>();
-          digit[r][2] = split[r].template digit<2>();
-          digit[r][3] = split[r].template digit<3>();
-          digit[r][4] = split[r].template digit<4>();
-        }
-        int m = 0;
-        for (; m + 2 <= job.count; m += 2) several<2>(digit, x + m, s, sums + m * kUnit);
-        if (m < job.count) several<1>(digit, x + m, s, sums + m * kUnit);
-        x += job.count;
-      }
-    };
-    int64_t g = 0;
-    for (; g + per_line <= groups; g += per_line) step(g, ((__mmask64)1 << kLineBytes) - 1);
-    if (g < groups) step(g, ((__mmask64)1 << ((groups - g) * group_bytes)) - 1);
+      line<ONE>(split, s, x, job.count, acc, sums);
+    }
     if constexpr (ONE) {
 #pragma GCC unroll 4
       for (int r = 0; r < kOutputs; ++r) _mm512_store_ps(sums[r], acc[r]);
@@ -271,20 +320,16 @@ struct Vnni {
   }
 
   static void small(const Problem& p) {
-    if (!(p.spread < INFINITY)) {
-      small_rows<Avx512>(p);
-      return;
-    }
-    const int64_t n_lines = ceil_div(p.k, kLineWeights), padded = n_lines * kLineWeights;
-    char* scratch = (char*)accel_scratch(
-        p.call, (size_t)(p.rows * n_lines) * sizeof(Line) + (size_t)padded * sizeof(float));
+    const int64_t n_lines = M::lines(p.k);
+    const size_t of_x = (size_t)p.k * sizeof(float), of_planes = 15 * (size_t)plane_bytes(p.k);
+    char* scratch = (char*)accel_scratch(p.call, (size_t)(p.rows * n_lines) * sizeof(Line) + of_planes + of_x + 64);
     if (!scratch) return;
     Line* lines = (Line*)scratch;
-    float* x = (float*)(lines + p.rows * n_lines);
-    memset(x + p.k, 0, (size_t)(padded - p.k) * sizeof(float));
+    int8_t* planes = (int8_t*)(lines + p.rows * n_lines);
+    float* x = (float*)(planes + of_planes);
     float unit[kSmallRows];
     int32_t rows[kSmallRows];
-    const int count = fit_rows(p, x, lines, unit, rows);
+    const int count = fit_rows(p, x, planes, lines, unit, rows);
     if (!count) return;
     if (count < p.rows) { /* close the gaps */
       const size_t size = (size_t)count * sizeof(Line);
@@ -306,7 +351,7 @@ struct Vnni {
 
   /* The rows of a call that fit fixed point, at the front of unit and rows and of each line; the others are left to the
    * float32 kernel, one by one. */
-  static int fit_rows(const Problem& p, float* x, Line* lines, float* unit, int32_t* rows) {
+  static int fit_rows(const Problem& p, float* x, int8_t* planes, Line* lines, float* unit, int32_t* rows) {
     const int64_t stride = p.x->strides[p.x->ndim - 1];
     int32_t left[kSmallRows];
     int fit = 0, unfit = 0;
@@ -317,7 +362,8 @@ struct Vnni {
         left[unfit++] = (int32_t)(p.row0 + m);
         continue;
       }
-      make_lines(x, p.k, p.group, unit[fit], lines + fit, p.rows);
+      make_planes<SIZE>(x, p.k, unit[fit], planes);
+      make_lines<SIZE>(planes, p.k, lines + fit, p.rows);
       rows[fit++] = (int32_t)(p.row0 + m);
     }
     for (int i = 0; i < unfit; ++i) {
@@ -329,6 +375,16 @@ struct Vnni {
     return fit;
   }
 };
+
+inline void vnni_small_rows(const Problem& p) {
+  if (!(p.spread < INFINITY)) {
+    small_rows<Avx512>(p);
+  } else if (p.group == 64) {
+    Vnni<64>::small(p);
+  } else {
+    Vnni<128>::small(p);
+  }
+}
 
 }  // namespace
 }  // namespace t5
