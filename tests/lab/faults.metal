@@ -75,6 +75,34 @@ kernel void bad_output_left_out(device float* o, uint i [[thread_position_in_gri
     if (i != 17) o[i] = 1;
 }
 
+// Padding is nobody's to write; the fourth element of a vector is.
+struct Padded {
+    half a;
+    float b;
+};
+kernel void good_padding(device float* o, uint i [[thread_position_in_threadgroup]]) {
+    threadgroup float3 v[64];
+    threadgroup Padded s[64];
+    v[i].x = 1;
+    v[i].y = 2;
+    v[i].z = 3;
+    s[i].a = i;
+    s[i].b = i;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    float3 copy = v[63 - i];
+    Padded other = s[63 - i];
+    o[i] = copy.x + copy.y + copy.z + other.a + other.b;
+}
+kernel void bad_vector_half_written(device float* o, uint i [[thread_position_in_threadgroup]]) {
+    threadgroup float4 v[64];
+    v[i].x = 1;
+    v[i].y = 2;
+    v[i].z = 3;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    float4 copy = v[63 - i];  // uninitialised-read
+    o[i] = copy.x + copy.w;
+}
+
 // Races in threadgroup memory.
 kernel void bad_race(device float* o, uint i [[thread_position_in_threadgroup]]) {
     threadgroup float s[64];
@@ -228,6 +256,21 @@ kernel void bad_simd_twice(device float* o, uint i [[thread_position_in_threadgr
     }
     o[i] = s;
 }
+kernel void good_quads_apart(device float* o, uint i [[thread_position_in_threadgroup]]) {
+    float s = i;
+    if (i / 4 % 2) s = quad_sum(s);
+    if (i / 4 % 3) {
+        s = quad_max(s);
+    } else {
+        s += quad_shuffle_xor(s, 1);
+    }
+    o[i] = simd_sum(s);
+}
+kernel void bad_quad_divided(device float* o, uint i [[thread_position_in_threadgroup]]) {
+    float s = i;
+    if (i % 4 != 2) s = quad_sum(s);  // simd-divergence
+    o[i] = s;
+}
 static float total(float x) {
     return simd_sum(x);
 }
@@ -267,6 +310,13 @@ kernel void bad_alignment(device const float* a, device float* o, uint i [[threa
 kernel void bad_wide_alignment(device const float* a, device float* o, uint i [[thread_position_in_grid]]) {
     o[i] = 0;
     if (i == 2) o[i] = (*(device const float4*)(a + i)).y;  // misaligned
+}
+kernel void bad_threadgroup_alignment(device float* o, uint i [[thread_position_in_threadgroup]]) {
+    threadgroup half s[132];
+    s[i] = s[i + 64] = 1;
+    if (i < 4) s[i + 128] = 1;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    o[i] = (*(threadgroup half4*)(s + 2 * (i / 2))).y;  // misaligned
 }
 kernel void good_alignment(device const float* a, device float* o, uint i [[thread_position_in_grid]]) {
     o[i] = (*(device const float4*)(a + i / 4 * 4)).y + (*(device const packed_float2*)(a + i / 2)).y;
@@ -310,6 +360,28 @@ kernel void good_threadgroup_memory(device float* o, uint i [[thread_position_in
     a[i] = 1;
     if (i == 0) b = 1;
     o[i] = a[i];
+}
+#define MANY(n) threadgroup float n##0[256], n##1[256], n##2[256], n##3[256], n##4[256], n##5[256], n##6[256], n##7[256]
+kernel void bad_many_variables(device float* o, uint i [[thread_position_in_threadgroup]]) {  // threadgroup-memory
+    MANY(a);
+    MANY(b);
+    MANY(c);
+    MANY(d);
+    threadgroup float last;
+    if (i == 0) last = 1;
+    o[i] = i;
+}
+kernel void good_small_variables(device float* o, uint i [[thread_position_in_threadgroup]]) {
+    threadgroup float a[8190];
+    threadgroup half b, c, d, e;  // 32768 bytes with them: variables lie as close as their types allow
+    a[i] = 1;
+    if (i == 0) b = c = d = e = 1;
+    o[i] = a[i];
+}
+kernel void bad_endless_without_memory(device float* o, uint i [[thread_position_in_grid]]) {  // timeout
+    uint k = i | 1;
+    while (k != 0) k = k * 3 + 2 * (k & 1);
+    o[i] = k;
 }
 kernel void bad_endless(device float* o, uint i [[thread_position_in_grid]]) {  // timeout
     o[i] = 1;

@@ -159,3 +159,21 @@ kernel void arguments(device const float* a [[buffer(0)]], constant Params& p [[
     if (is_function_constant_defined(offset)) o[i] += offset;
     if (has_offset) o[i] += extra[0];
 }
+kernel void packing(device const float4* a, device uint* o, device float4* back, uint i [[thread_position_in_grid]]) {
+    float4 v = a[i];
+    o[i] = pack_float_to_unorm4x8(v);
+    o[i + 64] = pack_float_to_snorm4x8(v);
+    o[i + 128] = pack_half_to_unorm2x16(half2(v.xy));
+    o[i + 192] = pack_float_to_snorm2x16(v.zw);
+    back[i] = unpack_unorm4x8_to_float(o[i]);
+    back[i + 64] = unpack_snorm4x8_to_float(o[i + 64]);
+}
+kernel void of_three(device const float* a, device float* o, uint i [[thread_position_in_grid]]) {
+    float x = a[i], y = a[(i + 7) % 64], z = a[(i + 11) % 64];
+    o[i] = fmin3(x, y, z);
+    o[i + 64] = fmax3(half(x), half(y), half(z));
+    o[i + 128] = fmedian3(x, y, z);
+    o[i + 192] = isunordered(x, NAN) + 2 * isordered(x, y) + 4 * isunordered(x, y);
+    o[i + 256] = madhi(0x40000000u, uint(int(x) + 64), 3u) + madsat(0x40000000, 4, int(x)) % 1000;
+    o[i + 320] = tanpi(x / 300) + float(M_PI_H) + precise::divide(x, 3.0f) + fast::divide(x, 3.0f);
+}

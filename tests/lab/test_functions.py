@@ -224,3 +224,33 @@ def test_bfloat16_conversion_rounds_to_nearest_even() -> None:
     assert bits[:3].tolist() == [0x3F80, 0x3F80, 0x3F82]
     assert bits[3] == 0xC049 and bits[6] == 0x7F80
     assert np.isnan(lab.to_float32(lab.to_bfloat16(values))[7])
+
+
+def test_packing() -> None:
+    a = RNG.uniform(-1.3, 1.3, (64, 4)).astype(np.float32)
+    a[0] = [0, 1, -1, 2]
+    o, back = run("packing", a, np.zeros(256, np.uint32), np.zeros((128, 4), np.float32), outputs=[1, 2])
+    x = a.astype(np.float64)
+
+    def packed(v: Any, low: float, bits: int) -> Any:
+        n = np.rint(np.clip(v, low, 1) * (2 ** (bits + (low == 0) - 1) - 1)).astype(np.int64) & (2**bits - 1)
+        return (n << np.arange(v.shape[1]) * bits).sum(1)
+
+    assert (o[:64] == packed(x, 0, 8)).all()
+    assert (o[64:128] == packed(x, -1, 8)).all()
+    assert (o[128:192] == packed(x[:, :2].astype(np.float16).astype(np.float64), 0, 16)).all()
+    assert (o[192:] == packed(x[:, 2:], -1, 16)).all()
+    assert np.abs(back[:64] - np.clip(x, 0, 1)).max() <= 0.5 / 255 + 1e-6
+    assert np.abs(back[64:] - np.clip(x, -1, 1)).max() <= 0.5 / 127 + 1e-6
+
+
+def test_functions_of_three_and_constants() -> None:
+    a = RNG.integers(-60, 60, 64).astype(np.float32)
+    o = run("of_three", a, np.zeros(64 * 6, np.float32), outputs=[1])[0].reshape(6, 64)
+    three = np.stack([a, np.roll(a, -7), np.roll(a, -11)])
+    assert (o[0] == three.min(0)).all() and (o[1] == three.max(0)).all() and (o[2] == np.median(three, 0)).all()
+    assert (o[3] == 1 + 2).all()
+    n = a.astype(np.int64)
+    assert (o[4] == (2**30 * (n + 64) >> 32) + 3 + np.minimum(2**32 + n, 2**31 - 1) % 1000).all()
+    x = a.astype(np.float64)
+    np.testing.assert_allclose(o[5], np.tan(np.pi * x / 300) + 3.140625 + 2 * x / 3, rtol=1e-5, atol=1e-5)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +54,11 @@ CASES = {
         "template=[('T', mx.bfloat16), ('N', 4), ('B', True)], output_shapes=[(1,), (2,)], "
         "output_dtypes=[mx.float32, mx.bool_]",
     ),
+    "negative": (
+        {"input_names": ["a"], "output_names": ["o"], "source": "o[0] = N;"},
+        "[x]",
+        "template=[('N', -4)], output_shapes=[(1,)], output_dtypes=[mx.uint32]",
+    ),
     "atomic": (
         {
             "input_names": ["a"], "output_names": ["o"], "atomic_outputs": True,
@@ -75,7 +84,7 @@ def test_the_signature_is_that_of_mlx(tmp_path: Path, case: str) -> None:
     if case == "all":
         mine = kernel.generated(inputs_given, ["float32", "bool_"], [("T", lab.bfloat16), ("N", 4), ("B", True)])
     else:
-        mine = kernel.generated(inputs_given, ["uint32"])
+        mine = kernel.generated(inputs_given, ["uint32"], [("N", -4)] if case == "negative" else [])
     assert squeezed(mine.header + mine.before + arguments["source"] + mine.after) == squeezed(theirs)
 
 
@@ -200,6 +209,106 @@ def test_a_grid_smaller_than_the_threadgroup() -> None:
     assert (result.outputs[0] == 5 + 5).all()
 
 
+def test_a_slice_lies_where_it_lies_in_its_array() -> None:
+    source = "uint i = thread_position_in_grid.x; o[i] = ((const device half4*)a)[i].y;"
+    kernel = lab.metal_kernel("slices", ["a"], ["o"], source)
+    whole = np.arange(69, dtype=np.float16)
+
+    def run(a: np.ndarray[Any, Any]) -> lab.Result:
+        return kernel(
+            inputs=[a], grid=(16, 1, 1), threadgroup=(16, 1, 1), output_shapes=[(16,)], output_dtypes=[lab.float16]
+        )
+
+    for start in (0, 4):
+        assert (run(whole[start : start + 64]).check().outputs[0] == start + 1 + 4 * np.arange(16)).all()
+    (fault,) = run(whole[5:]).report.faults
+    assert fault.kind == "misaligned" and "the buffer itself starts at none" in fault.message
+    run(whole[5:].copy()).check()
+    run(np.stack([whole[:64]] * 2, 1)[:, 1]).check()  # not contiguous: mlx copies it
+    # 64 elements of 2 bytes are one line, or two if they start within one.
+    copy = lab.metal_kernel("copy", ["a"], ["o"], "o[thread_position_in_grid.x] = a[thread_position_in_grid.x];")
+    for start, lines in ((0, 2), (5, 3)):
+        report = copy(
+            inputs=[whole[start : start + 64]], grid=(64, 1, 1), threadgroup=(32, 1, 1), output_shapes=[(64,)],
+            output_dtypes=[lab.float16],
+        ).report  # fmt: skip
+        assert report.buffers["a"].read_transactions == lines
+
+
+def test_arrays_of_the_other_byte_order() -> None:
+    kernel = lab.metal_kernel("copy", ["a"], ["o"], "o[thread_position_in_grid.x] = a[thread_position_in_grid.x];")
+    result = kernel(
+        inputs=[np.arange(8, dtype=">f4")], grid=(8, 1, 1), threadgroup=(8, 1, 1), output_shapes=[(8,)],
+        output_dtypes=[lab.float32],
+    ).check()  # fmt: skip
+    assert (result.outputs[0] == np.arange(8)).all()
+
+
+def test_limits_of_a_launch() -> None:
+    kernel = lab.metal_kernel("one", ["a"], ["o"], "o[thread_position_in_grid.x] = 1;")
+    report = kernel(
+        inputs=[0], grid=(8, 1, 1), threadgroup=(1025, 1, 1), output_shapes=[(8,)], output_dtypes=[lab.float32]
+    ).report
+    assert report.kinds() == {"threads"}  # mlx refuses it though the grid is smaller
+    for count, kinds in ((30, set()), (31, {"buffers"})):
+        names = [f"a{i}" for i in range(count)]
+        many = lab.metal_kernel("many", names, ["o"], "o[thread_position_in_grid.x] = a0;")
+        report = many(
+            inputs=[1.0] * count, grid=(8, 1, 1), threadgroup=(8, 1, 1), output_shapes=[(8,)],
+            output_dtypes=[lab.float32],
+        ).report  # fmt: skip
+        assert report.kinds() == kinds
+
+
+def test_unsigned_indices_that_wrap_show_in_what_was_touched() -> None:
+    columns, rows = 4096, 2**20 + 3
+
+    def touched(kind: str) -> tuple[int, int]:
+        source = f"uint i = thread_position_in_grid.x; o[i] = w[{kind}(r) * {columns} + i];"
+        kernel = lab.metal_kernel(f"touched_{kind}", ["w", "r"], ["o"], source)
+        result = kernel(
+            inputs=[lab.sparse((rows, columns), lab.uint8), rows - 1], grid=(32, 1, 1), threadgroup=(32, 1, 1),
+            output_shapes=[(32,)], output_dtypes=[lab.uint8],
+        ).check()  # fmt: skip
+        return result.report.buffers["w"].touched
+
+    last = (rows - 1) * columns
+    assert touched("ulong") == (last, last + 32)
+    assert touched("uint") == (last % 2**32, last % 2**32 + 32)
+
+
+@pytest.mark.parametrize(
+    "body", ["o[i] = 1; while (o[i] > 0) o[i] = 1;", "uint k = i | 1; while (k) k = k * 3 + 2 * (k & 1); o[i] = k;"]
+)
+def test_ctrl_c_ends_a_launch(body: str) -> None:
+    kernel = lab.metal_kernel("endless", ["a"], ["o"], "uint i = thread_position_in_grid.x; " + body)
+
+    def run(timeout: float) -> lab.Result:
+        return kernel(
+            inputs=[0], grid=(8, 1, 1), threadgroup=(8, 1, 1), output_shapes=[(8,)], output_dtypes=[lab.float32],
+            timeout=timeout,
+        )  # fmt: skip
+
+    assert run(0.05).report.kinds() >= {"timeout"}  # compiles
+    handler = signal.getsignal(signal.SIGINT)
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    start = time.monotonic()
+    with pytest.raises((KeyboardInterrupt, lab.LabError)):
+        timer.start()
+        run(30)
+    assert time.monotonic() - start < 10
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_locals_that_were_never_written_show_in_the_result() -> None:
+    kernel = lab.metal_kernel("sums", ["a"], ["o"], "float s[2]; s[0] += a[0]; o[0] = s[0];")
+    result = kernel(
+        inputs=[np.ones(8, np.float32)], grid=(1, 1, 1), threadgroup=(1, 1, 1), output_shapes=[(1,)],
+        output_dtypes=[lab.float32],
+    )  # fmt: skip
+    assert not abs(result.outputs[0][0]) < 1e30
+
+
 def test_index_arithmetic_beyond_32_bits() -> None:
     """A matrix of 3 GB of which one row is touched: a row offset in int overflows, in size_t it does not."""
     rows, columns = 3 * 2**20 + 5, 1024
@@ -247,6 +356,12 @@ def test_a_contract_is_checked_before_launch() -> None:
         ({"grid": (0, 1, 1)}, "grid takes three numbers"),
         ({"threadgroup": (1, 1)}, "threadgroup takes three numbers"),
         ({"template": [("T", 1.5)]}, "template parameter 'T'"),
+        ({"template": [("N", 2**31)]}, "template parameter 'N': 2147483648 does not fit"),
+        ({"inputs": [2**31]}, "input 'a': 2147483648 does not fit into int32"),
+        ({"output_shapes": [(-8,)]}, r"output 'o' of shape \(-8,\)"),
+        ({"output_dtypes": ["float64"]}, "output 'o' .*'float64' is no element type"),
+        ({"grid": (2**32, 1, 1)}, "grid takes three numbers of at least 1 and below 2"),
+        ({"grid": (8.5, 1, 1)}, "grid takes three numbers"),
         ({"groups": [(1, 0, 0)]}, r"no threadgroup \(1, 0, 0\)"),
     ],
 )

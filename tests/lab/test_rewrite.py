@@ -11,6 +11,33 @@ from backend_core.testing.lab.rewrite import rewrite
 pytestmark = pytest.mark.lab
 
 
+def test_swizzles_and_variables_of_the_same_name() -> None:
+    text = """kernel void f(device float* o) {
+        float4 v = float4(1, 2, 3, 4);
+        float2 xy = v.xy, zw(v.zw);
+        o[0] = xy.y + zw.x + v.wzyx.w;
+    }"""
+    (o,) = lab.run_msl(text, "f", {0: np.zeros(1, np.float32)}, (1, 1, 1), (1, 1, 1), outputs=[0]).check().outputs
+    assert o[0] == 2 + 3 + 1
+    members = """struct S { float xy; float get(float2 zw) const { return xy + zw.x; } };
+    kernel void f(device float* o) {
+        S s;
+        s.xy = 5;
+        o[0] = s.xy + s.get(float4(1, 2, 3, 4).zw);
+    }"""
+    (o,) = lab.run_msl(members, "f", {0: np.zeros(1, np.float32)}, (1, 1, 1), (1, 1, 1), outputs=[0]).check().outputs
+    assert o[0] == 5 + 5 + 3
+
+
+def test_names_that_later_cpp_keeps_for_itself() -> None:
+    text = """kernel void w(device float* o) {
+        int requires = 1, concept = 2, co_await = 3;
+        o[0] = requires + concept + co_await;
+    }"""
+    (o,) = lab.run_msl(text, "w", {0: np.zeros(1, np.float32)}, (1, 1, 1), (1, 1, 1), outputs=[0]).check().outputs
+    assert o[0] == 6
+
+
 def squeezed(text: str) -> str:
     return " ".join(text.split())
 

@@ -13,17 +13,18 @@ import importlib.resources
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...paths import cache_dir
+from ...paths import CACHE_ENV, cache_dir
 from .errors import CompilerMissing, LabError
 
 # Accesses keep the width that the kernel's text gives them (no merging, splitting or widening), half is rounded
-# after every operation, and checks report instead of ending the process.
+# after every operation, locals that nobody has written hold a pattern, and checks report instead of ending the process.
 _GCC_FLAGS = [
     "-fno-tree-sra", "-fno-ipa-sra", "-fno-store-merging", "-fno-tree-vectorize", "-fno-tree-slp-vectorize",
     "-fno-tree-loop-distribute-patterns",
@@ -35,6 +36,7 @@ _CLANG_FLAGS = [
 _KERNEL_FLAGS = [
     "-std=c++20", "-O1", "-gdwarf-4", "-fPIC", "-w", "-fsigned-char", "-fno-exceptions", "-fno-rtti",
     "-fno-strict-aliasing", "-ffp-contract=off", "-fno-math-errno", "-Wno-reserved-user-defined-literal",
+    "-ftrivial-auto-var-init=pattern",
     "-fsanitize=thread,alignment,signed-integer-overflow,integer-divide-by-zero,bounds",
 ]  # fmt: skip
 _RUNTIME_FLAGS = ["-std=c++20", "-O2", "-fPIC"]
@@ -63,12 +65,13 @@ def lab_files() -> Path:
 @functools.lru_cache(maxsize=4)
 def _probe(wanted: str | None) -> Compiler:
     for command in [wanted] if wanted else ["g++", "clang++"]:
-        path = shutil.which(command)
+        first, *options = shlex.split(command)
+        path = shutil.which(first)
         if path is None:
             continue
-        done = subprocess.run([path, "--version"], capture_output=True, text=True)
+        done = subprocess.run([path, *options, "--version"], capture_output=True, text=True)
         if done.returncode == 0:
-            return Compiler((path,), done.stdout.splitlines()[0], "clang" not in done.stdout)
+            return Compiler((path, *options), done.stdout.splitlines()[0], "clang" not in done.stdout)
     if wanted:
         raise CompilerMissing(f"the compiler {wanted!r}, which CXX names, cannot be run")
     raise CompilerMissing(
@@ -154,11 +157,29 @@ def preprocess(text: str, texts: dict[str, str], include_dirs: tuple[str, ...], 
     return done.stdout
 
 
+def _shown(file: str, number: int, message: str, texts: dict[str, str]) -> list[str]:
+    lines = texts.get(file, "").splitlines()
+    text = [f"    {number} | {lines[number - 1]}"] if 0 < number <= len(lines) else []
+    return [f"{file}:{number}: error: {message}", *text]
+
+
+def _make_folder() -> Path:
+    folder = cache_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as e:
+        raise LabError(
+            f"compiled kernels cannot be kept in {folder}: {e.strerror}; set {CACHE_ENV} or call lab.use_cache(folder)"
+        ) from None
+    return folder
+
+
 def _build_runtime() -> Path:
     folder = cache_folder()
     target = folder / f"runtime-{_key(_RUNTIME_FLAGS)}.o"
     if not target.exists():
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = _make_folder()
         source = lab_files() / "runtime" / "runtime.cpp"
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             built = Path(scratch) / "runtime.o"
@@ -181,6 +202,7 @@ def build(text: str, texts: dict[str, str]) -> Path:
     target = folder / f"kernel-{_key(flags, text)}.so"
     if target.exists():
         return target
+    _make_folder()
     runtime = _build_runtime()
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         source, built = Path(scratch) / "kernel.cpp", Path(scratch) / "kernel.so"
@@ -190,26 +212,49 @@ def build(text: str, texts: dict[str, str]) -> Path:
         done = _run(command)
         if done.returncode:
             raise LabError(describe_errors(done.stderr, texts))
-        link = ["-shared", "-Wl,-Bsymbolic", str(object_file), str(runtime), "-lm", "-ldl", "-o", str(built)]
-        done = _run([*compiler.command, *link])
+        link = ["-shared", "-Wl,-Bsymbolic", "-Wl,--no-undefined", str(object_file), str(runtime)]
+        done = _run([*compiler.command, *link, "-lm", "-ldl", "-lrt", "-o", str(built)])
         if done.returncode:
+            missing = sorted(set(re.findall(r"undefined reference to `(.*)'", done.stderr)))
+            if missing:
+                raise LabError(f"the kernel calls what is declared but has no body: {', '.join(missing)}")
             raise LabError(f"the compiled kernel cannot be linked:\n{done.stderr}")
         os.replace(built, target)
     return target
 
 
 def describe_errors(stderr: str, texts: dict[str, str]) -> str:
-    """The compiler's errors, each followed by its line of the kernel's text; at most ten."""
-    out: list[str] = []
+    """The compiler's errors, each followed by its line of the kernel's text; at most ten.
+
+    An error in the lab's own headers is shown where the kernel's text led there. What remains without a place in
+    the text mostly follows from the errors that have one, and is shown only if there are none of these.
+    """
+    own = str(lab_files())
+    own_text: list[str] = []
+    others: list[str] = []
+    led: tuple[str, int] | None = None  # the last place in the text that the compiler came through (g++)
+    waiting = ""  # an error in a header whose place is still to come (clang)
     for line in stderr.splitlines():
-        match = re.match(r"(.*?):(\d+):(?:(\d+):)? (?:fatal )?error: (.*)", line)
+        match = re.match(r"(.*?):(\d+):(?:(\d+):)? *(.*)", line)
         if not match:
             continue
-        file, number = match.group(1), int(match.group(2))
-        out.append(f"{file}:{number}: error: {match.group(4)}")
-        lines = texts.get(file, "").splitlines()
-        if 0 < number <= len(lines):
-            out.append(f"    {number} | {lines[number - 1]}")
-        if len(out) >= 20:
-            break
+        file, number, rest = match.group(1), int(match.group(2)), match.group(4)
+        foreign = file == "lab" or file.startswith(own)
+        error = re.match(r"(?:fatal )?error: (.*)", rest)
+        if not error:
+            if waiting and not foreign and rest.startswith("note:"):
+                own_text += _shown(file, number, waiting, texts)
+                waiting = ""
+            elif not foreign and "required from" in rest:
+                led = (file, number)
+            continue
+        if not foreign:
+            own_text += _shown(file, number, error.group(1), texts)
+        elif led:
+            own_text += _shown(*led, error.group(1), texts)
+        else:
+            others += _shown(file, number, error.group(1), texts)
+            waiting = error.group(1)
+        led = None
+    out = (own_text or others)[:20]
     return "the kernel does not compile:\n" + ("\n".join(out) if out else stderr)

@@ -109,11 +109,24 @@ def sparse(shape: tuple[int, ...], dtype: Any) -> Sparse:
     return Sparse(tuple(shape), dtype_of(dtype))
 
 
+def skew_of(array: np.ndarray[Any, Any]) -> int:
+    """How far the array starts from a multiple of 128 bytes, counted from the start of the array it is a slice of.
+
+    As in mlx, where a contiguous slice is bound with an offset and arrays of their own begin at a page.
+    """
+    owner = array
+    while isinstance(owner.base, np.ndarray):
+        owner = owner.base
+    return int(array.ctypes.data - owner.ctypes.data) % 128
+
+
 def as_array(value: Any) -> tuple[np.ndarray[Any, Any], LabDtype]:
     """A Python number, list or array as a numpy array and its type: int is int32, float is float32, as in mlx."""
     if isinstance(value, bool):
         return np.array(value), bool_
     if isinstance(value, int):
+        if not -(2**31) <= value < 2**31:
+            raise ValueError(f"{value} does not fit into int32, which a number becomes; give an array or np.int64")
         return np.array(value, dtype=np.int32), int32
     if isinstance(value, float):
         return np.array(value, dtype=np.float32), float32
@@ -124,6 +137,8 @@ def as_array(value: Any) -> tuple[np.ndarray[Any, Any], LabDtype]:
         return np.array(value.view(mx.uint16)).view(BFloat16Array), bfloat16
     array = np.asanyarray(value)
     dtype = dtype_of(array)
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
     if dtype is bfloat16 and array.dtype != np.uint16:
         array = array.view(np.uint16).view(BFloat16Array)
     return array, dtype

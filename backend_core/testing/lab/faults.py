@@ -99,7 +99,8 @@ def _message(kind: str, raw: launch_abi.Fault, where: str, there: Place | None) 
     if kind == "inactive-lane":
         return f"{me} takes the value of lane {raw.value} of its SIMD group, which does not take part"
     if kind == "misaligned":
-        return f"{me} reaches {where} as a type that has to lie at a multiple of {raw.value} bytes"
+        start = ", and the buffer itself starts at none" if raw.space == 0 and raw.offset % raw.value == 0 else ""
+        return f"{me} reaches {where} as a type that has to lie at a multiple of {raw.value} bytes{start}"
     if kind == "signed-overflow":
         return f"{me}: the result of signed {chr(raw.value)} does not fit its type"
     if kind == "division-by-zero":

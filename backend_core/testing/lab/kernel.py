@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from . import launch, module
-from .dtypes import BFloat16Array, LabDtype, Sparse, as_array, bfloat16, dtype_of, int32, int64
+from .dtypes import BFloat16Array, LabDtype, Sparse, as_array, bfloat16, dtype_of, int32, int64, skew_of
 from .errors import LabError
 from .report import Result
 from .signature import Generated, InputFacts, generate
@@ -21,6 +21,7 @@ class _Input:
     value: np.ndarray[Any, Any] | Sparse
     shape: tuple[int, ...]
     strides: tuple[int, ...]  # in elements
+    skew: int = 0
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ class MetalKernel:
         """Runs the kernel; nothing is changed but the arrays that are returned.
 
         inputs
-            Arrays, numbers, ``lab.sparse``, ``lab.to_bfloat16`` arrays.
+            Arrays, numbers, ``lab.sparse``, ``lab.to_bfloat16`` arrays. A contiguous slice of a larger array lies
+            where it lies there, so that wide loads of it may be misaligned.
         grid, threadgroup
             Threads in x, y, z; the last groups are smaller if the grid is no multiple.
         output_shapes, output_dtypes
@@ -83,7 +85,7 @@ class MetalKernel:
                 continue
             item = by_input[argument.name]
             if argument.part == "input":
-                bound.append(launch.Bound(argument.name, index, item.value, item.facts.dtype, True))
+                bound.append(launch.Bound(argument.name, index, item.value, item.facts.dtype, True, skew=item.skew))
                 continue
             value: Any = {"shape": item.shape, "strides": item.strides, "ndim": len(item.shape)}[argument.part]
             dtype = int64 if argument.part == "strides" else int32
@@ -126,12 +128,13 @@ class MetalKernel:
                 raise LabError(f"{self.name}: input {name!r}: {e}") from None
             if array.size == 0:
                 raise LabError(f"{self.name}: input {name!r} is empty, shape {array.shape}")
-            strides = tuple(s // array.itemsize for s in array.strides)
+            strides, skew = tuple(s // array.itemsize for s in array.strides), skew_of(array)
             if self.ensure_row_contiguous or array.flags.c_contiguous:
+                skew = skew if array.flags.c_contiguous else 0
                 memory, strides = np.ascontiguousarray(array).reshape(array.shape), _row_strides(array.shape)
             else:
                 memory = _span(self.name, name, array)
-            out.append(_Input(InputFacts(name, dtype, array.size, array.ndim), memory, array.shape, strides))
+            out.append(_Input(InputFacts(name, dtype, array.size, array.ndim), memory, array.shape, strides, skew))
         return out
 
     def _outputs(
@@ -144,8 +147,11 @@ class MetalKernel:
             )
         out = []
         for name, shape, wanted in zip(self.output_names, shapes, dtypes, strict=True):
-            dtype = dtype_of(wanted)
-            array = np.zeros(tuple(shape), dtype=dtype.storage)
+            try:
+                dtype = dtype_of(wanted)
+                array = np.zeros(tuple(shape), dtype=dtype.storage)
+            except (TypeError, ValueError) as e:
+                raise LabError(f"{self.name}: output {name!r} of shape {shape}: {e}") from None
             if array.size == 0:
                 raise LabError(f"{self.name}: output {name!r} is empty, shape {array.shape}")
             if dtype is bfloat16:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from .report import BufferCounts, Fault, Report, ThreadgroupCounts
 #: Limits of Metal on every Apple GPU.
 MAX_THREADGROUP_BYTES = 32 << 10
 MAX_THREADS = 1024
+MAX_BUFFERS = 31
 #: The lab's own limits, above which it does not try.
 _MAX_LANES = 4096
 _MAX_THREADGROUP_BYTES = 1 << 20
@@ -39,12 +41,17 @@ class Bound:
     read_only: bool
     initialised: bool = True
     must_write: bool = False
+    skew: int = 0  # bytes from a multiple of 128 to its start
 
 
 def _triple(value: Sequence[int], what: str) -> tuple[int, int, int]:
-    if len(value) != 3 or any(int(v) < 1 for v in value):
-        raise LabError(f"{what} takes three numbers of at least 1, not {tuple(value)}")
-    return int(value[0]), int(value[1]), int(value[2])
+    try:
+        x, y, z = (operator.index(v) for v in value)
+    except (TypeError, ValueError):
+        x = 0
+    if not all(0 < v < 2**32 for v in ((x, y, z) if x else (0,))):
+        raise LabError(f"{what} takes three numbers of at least 1 and below 2^32, not {tuple(value)}")
+    return x, y, z
 
 
 def run(
@@ -70,7 +77,7 @@ def run(
         b.index, b.itemsize = item.index, item.dtype.itemsize
         b.nbytes = item.value.nbytes
         b.data = None if isinstance(item.value, Sparse) else item.value.ctypes.data
-        b.initialised, b.read_only = item.initialised, item.read_only
+        b.initialised, b.read_only, b.skew = item.initialised, item.read_only, item.skew
     launch.buffers, launch.buffer_count, launch.kernel = buffers, len(bound), entry.number
     memory = dict(threadgroup_memory or {})
     if sum(memory.values()) > _MAX_THREADGROUP_BYTES:
@@ -81,7 +88,7 @@ def run(
     launch.grid[:], launch.threadgroup[:] = grid, threadgroup
     if groups is not None:
         launch.groups, launch.group_count = _group_list(groups, grid, dispatched), len(groups)
-    faults = (launch_abi.Fault * 64)()
+    faults = (launch_abi.Fault * 256)()
     launch.faults, launch.fault_capacity = faults, len(faults)
     launch.timeout_s = timeout
     with _lock:
@@ -89,6 +96,8 @@ def run(
         start = time.perf_counter()
         failed = module.library.lab_run(ctypes.byref(launch))
         seconds = time.perf_counter() - start
+    if launch.interrupted:
+        raise LabError(f"{entry.name}: the launch was interrupted")
     if failed:
         total = sum(item.value.nbytes for item in bound)
         raise LabError(f"{entry.name}: there is no address space for buffers of {total} bytes in all")
@@ -98,15 +107,16 @@ def run(
     )
     found = [describe(faults[i], module, names) for i in range(launch.fault_count)]
     shared = tuple(ThreadgroupCounts(a.name.decode(), a.nbytes, a.read_bytes, a.written_bytes) for a in arrays)
-    threadgroup_bytes = sum((a.nbytes + 15) // 16 * 16 for a in shared)
-    listed = [f for f in found if f is not None]
-    listed += _limits(lanes, threadgroup_bytes)
+    threadgroup_bytes = launch.threadgroup_total
+    # The compiler may have made two checks of one access.
+    listed = list({replace(f, count=0): f for f in reversed(found) if f is not None}.values())[::-1]
+    listed += _limits(int(np.prod(threadgroup)), threadgroup_bytes, max((b.index for b in bound), default=-1) + 1)
     if groups is None and not launch.aborted:
         listed += _unwritten(bound, buffers)
     counts = {
         item.name: BufferCounts(
             item.name, item.value.nbytes, b.read_bytes, b.written_bytes, b.unique_read, b.unique_written,
-            b.read_transactions, b.write_transactions,
+            b.read_transactions, b.write_transactions, (b.touched_lo, b.touched_hi),
         )
         for b, item in zip(buffers, bound, strict=False)
     }  # fmt: skip
@@ -122,8 +132,10 @@ def _group_list(groups: Sequence[tuple[int, int, int]], grid: Sequence[int], dis
     return (ctypes.c_uint32 * max(1, len(flat)))(*flat)
 
 
-def _limits(lanes: int, threadgroup_bytes: int) -> list[Fault]:
+def _limits(lanes: int, threadgroup_bytes: int, buffers: int) -> list[Fault]:
     found = []
+    if buffers > MAX_BUFFERS:
+        found.append(Fault("buffers", "", f"the kernel takes {buffers} buffers; Metal allows {MAX_BUFFERS}"))
     if lanes > MAX_THREADS:
         found.append(Fault("threads", "", f"a threadgroup has {lanes} threads; Metal allows {MAX_THREADS}"))
     if threadgroup_bytes > MAX_THREADGROUP_BYTES:

@@ -8,7 +8,10 @@ import ctypes as c
 class Param(c.Structure):
     """lab_param"""
 
-    _fields_ = [("kind", c.c_int), ("index", c.c_int), ("read_only", c.c_int), ("pointee_bytes", c.c_uint)]
+    _fields_ = [
+        ("kind", c.c_int), ("index", c.c_int), ("read_only", c.c_int), ("pointee_bytes", c.c_uint),
+        ("padding", c.c_void_p),
+    ]  # fmt: skip
 
 
 class KernelEntry(c.Structure):
@@ -40,10 +43,11 @@ class Buffer(c.Structure):
 
     _fields_ = [
         ("index", c.c_int32), ("itemsize", c.c_uint32), ("data", c.c_void_p), ("nbytes", c.c_uint64),
-        ("initialised", c.c_uint32), ("read_only", c.c_uint32),
+        ("initialised", c.c_uint32), ("read_only", c.c_uint32), ("skew", c.c_uint32),
         ("read_bytes", c.c_uint64), ("written_bytes", c.c_uint64),
         ("unique_read", c.c_uint64), ("unique_written", c.c_uint64),
         ("read_transactions", c.c_uint64), ("write_transactions", c.c_uint64), ("first_unwritten", c.c_int64),
+        ("touched_lo", c.c_uint64), ("touched_hi", c.c_uint64),
     ]  # fmt: skip
 
 
@@ -76,8 +80,8 @@ class Launch(c.Structure):
         ("grid", c.c_uint32 * 3), ("threadgroup", c.c_uint32 * 3),
         ("groups", c.POINTER(c.c_uint32)), ("group_count", c.c_int64), ("timeout_s", c.c_double),
         ("faults", c.POINTER(Fault)), ("fault_capacity", c.c_int32), ("fault_count", c.c_int32),
-        ("aborted", c.c_uint32), ("arrays", ThreadgroupArray * 32), ("array_count", c.c_int32),
-        ("threads", c.c_uint64),
+        ("aborted", c.c_uint32), ("interrupted", c.c_uint32), ("arrays", ThreadgroupArray * 32),
+        ("array_count", c.c_int32), ("threadgroup_total", c.c_uint64), ("threads", c.c_uint64),
     ]  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from .rewrite import KernelText, Rewritten, rewrite
 #: Attributes of kernel parameters that say where a lane is, and the expression for each.
 POSITIONS = {
     **{
-        name: f"w->{name}"
+        name: f"lab_w->{name}"
         for name in (
             "thread_position_in_grid", "thread_position_in_threadgroup", "threadgroup_position_in_grid",
             "threads_per_threadgroup", "dispatch_threads_per_threadgroup", "threads_per_grid", "threadgroups_per_grid",
@@ -24,11 +24,11 @@ POSITIONS = {
     },
     "threads_per_simdgroup": "32u",
     "thread_execution_width": "32u",
-    "thread_index_in_quadgroup": "w->thread_index_in_simdgroup % 4",
-    "quadgroup_index_in_threadgroup": "w->thread_index_in_threadgroup / 4",
-    "quadgroups_per_threadgroup": "w->simdgroups_per_threadgroup * 8",
-    "dispatch_quadgroups_per_threadgroup": "w->dispatch_simdgroups_per_threadgroup * 8",
-    "grid_size": "w->threads_per_grid",
+    "thread_index_in_quadgroup": "lab_w->thread_index_in_simdgroup % 4",
+    "quadgroup_index_in_threadgroup": "lab_w->thread_index_in_threadgroup / 4",
+    "quadgroups_per_threadgroup": "lab_w->simdgroups_per_threadgroup * 8",
+    "dispatch_quadgroups_per_threadgroup": "lab_w->dispatch_simdgroups_per_threadgroup * 8",
+    "grid_size": "lab_w->threads_per_grid",
     "grid_origin": "lab_zero",
 }  # fmt: skip
 
@@ -110,7 +110,7 @@ def _glue(found: Rewritten, entries: dict[str, str]) -> tuple[str, dict[str, Ker
                 arguments.append(f"lab_invoke::position<{kind}>({POSITIONS[attribute]})")
                 params.append(f"lab_invoke::describe<{i}, {signature}>(2, 0)")
         call = f"{expression}({', '.join(arguments)});"
-        out.append(f"static void lab_run_{number}() {{ auto* w = lab_where(); (void)w; {call} }}")
+        out.append(f"static void lab_run_{number}() {{ auto* lab_w = lab_where(); (void)lab_w; {call} }}")
         # A zero-length table is no C++, so one more row ends it.
         out.append(f"static const lab_param lab_params_{number}[] = {{{', '.join([*params, '{3, 0, 0, 0}'])}}};")
         quoted = name.replace("\\", "\\\\").replace('"', '\\"')
@@ -168,7 +168,12 @@ def load(
     by_name = dict(texts)
     cpp, kernels = generate(compiler.preprocess(text, by_name, include_dirs, defines), functions, include)
     path = compiler.build(cpp, by_name)
-    library = ctypes.CDLL(str(path))
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError:  # the file is damaged, by a full disk for example
+        path.unlink(missing_ok=True)
+        path = compiler.build(cpp, by_name)
+        library = ctypes.CDLL(str(path))
     library.lab_get_module.restype = ctypes.POINTER(launch_abi.Module)
     library.lab_run.argtypes = [ctypes.POINTER(launch_abi.Launch)]
     library.lab_run.restype = ctypes.c_int

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from . import launch, module
-from .dtypes import BFloat16Array, Sparse, as_array, bfloat16
+from .dtypes import BFloat16Array, Sparse, as_array, bfloat16, skew_of
 from .errors import LabError
 from .report import Result
 
@@ -95,12 +95,16 @@ def _bind(entry: module.Entry, buffers: Mapping[int, Any], outputs: set[int]) ->
         if isinstance(given, Sparse):
             bound.append(launch.Bound(param.name, index, given, given.dtype, param.read_only))
             continue
-        array, dtype = as_array(given)
+        try:
+            array, dtype = as_array(given)
+        except ValueError as e:
+            raise LabError(f"{entry.name}: [[buffer({index})]] {param.name!r}: {e}") from None
         copy = np.array(array, order="C", copy=True)
         if dtype is bfloat16:
             copy = copy.view(BFloat16Array)
         if copy.nbytes == 0:
             raise LabError(f"{entry.name}: [[buffer({index})]] {param.name!r} is empty, shape {copy.shape}")
         out = index in outputs
-        bound.append(launch.Bound(param.name, index, copy, dtype, param.read_only, initialised=not out, must_write=out))
+        skew = skew_of(array) if array.flags.c_contiguous else 0
+        bound.append(launch.Bound(param.name, index, copy, dtype, param.read_only, not out, out, skew))
     return bound

@@ -62,6 +62,9 @@ class BufferCounts:
         Distinct 128-byte lines per access of the 32 lanes of a SIMD group, summed.
     nbytes
         Size of the buffer.
+    touched
+        Byte offsets of the first byte that was reached, and behind the last; (0, 0) if none was. Shows where a
+        kernel ended up whose unsigned index arithmetic may have wrapped.
     """
 
     name: str
@@ -72,6 +75,7 @@ class BufferCounts:
     unique_written: int
     read_transactions: int
     write_transactions: int
+    touched: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)

@@ -211,7 +211,7 @@ def _make_constant_const(t: Tokens) -> None:
 
 _STORAGE = (
     'lab_type_{0}& {0} = *static_cast<lab_type_{0}*>(lab_threadgroup_variable("{0}", __LINE__, sizeof(lab_type_{0}), '
-    "alignof(lab_type_{0})));"
+    "alignof(lab_type_{0}), lab_padding::of<lab_type_{0}>(), sizeof(lab_padding::element_t<lab_type_{0}>)));"
 )
 
 
@@ -277,14 +277,30 @@ def _share(t: Tokens, i: int, shared: str) -> int:
     return end
 
 
-def _rewrite_swizzles(t: Tokens) -> None:
-    """`v.xyz` becomes a call; names that the text itself declares (a member called `ab`) are left alone."""
+def _members(t: Tokens) -> set[str]:
+    """Names that look like swizzles in the bodies of structures, outside of their functions."""
     own = set()
     for i, text in enumerate(t.text):
-        if t.kind[i] == "name" and _SWIZZLE.match(text):
-            before = t.previous(i - 1)
-            if before < 0 or t.text[before] not in (".", "->"):
-                own.add(text)
+        if text not in ("struct", "class", "union") or t.kind[i] != "name":
+            continue
+        j = t.next(i + 1)
+        while j < len(t.text) and t.text[j] not in ("{", ";", "(", ")", ">", "="):
+            j = t.next(j + 1)
+        if j >= len(t.text) or t.text[j] != "{":
+            continue
+        end, j = t.closing(j), t.next(j + 1)
+        while j < end:
+            if t.text[j] in ("(", "{", "[", "[["):
+                j = t.closing(j)
+            elif t.kind[j] == "name" and _SWIZZLE.match(t.text[j]) and t.text[t.previous(j - 1)] not in (".", "->"):
+                own.add(t.text[j])
+            j = t.next(j + 1)
+    return own
+
+
+def _rewrite_swizzles(t: Tokens) -> None:
+    """`v.xyz` becomes a call; names of members that the text itself declares (`ab`) are left alone."""
+    own = _members(t)
     for i, text in enumerate(t.text):
         if t.kind[i] != "name" or not _SWIZZLE.match(text) or text in own:
             continue

@@ -81,6 +81,8 @@ def template_arguments(template: Sequence[tuple[str, Any]]) -> list[tuple[str, s
         if isinstance(value, bool):
             out.append(("bool", name, str(int(value))))
         elif isinstance(value, int):
+            if not -(2**31) <= value < 2**31:
+                raise LabError(f"template parameter {name!r}: {value} does not fit into int")
             out.append(("int", name, str(value)))
         else:
             try:
@@ -101,7 +103,7 @@ def generate(
 ) -> Generated:
     """Writes the function around a body, as mlx does."""
     parameters = template_arguments(template)
-    suffix = "".join(f"_{value}" for _, _, value in parameters)
+    suffix = "".join(f"_{value}" for _, _, value in parameters).replace("-", "_")
     full = f"custom_kernel_{name}" + (f"_{suffix}" if parameters else "")
     lines: list[str] = []
     arguments: list[Argument] = []

@@ -60,7 +60,8 @@ class Tokens:
                 depth -= 1
                 if depth == 0:
                     return j
-        raise LabError(f"a bracket {opening!r} is never closed")
+        file, line = self.place(i)
+        raise LabError(f"{file}:{line}: error: the bracket {opening!r} is never closed")
 
     def after_angles(self, i: int) -> int:
         """The token after the `>` that closes the `<` at i."""

@@ -132,11 +132,16 @@ using ::as_type;
 
 #define LAB_ALL                                                                                                   \
     LAB_1(exp) LAB_1(exp2) LAB_1(exp10) LAB_1(log) LAB_1(log2) LAB_1(log10) LAB_1(sin) LAB_1(cos) LAB_1(tan)      \
-    LAB_1(sinpi) LAB_1(cospi) LAB_1(asin) LAB_1(acos) LAB_1(atan) LAB_1(sinh) LAB_1(cosh) LAB_1(tanh)             \
+    LAB_1(sinpi) LAB_1(cospi) LAB_1(tanpi) LAB_1(asin) LAB_1(acos) LAB_1(atan) LAB_1(sinh) LAB_1(cosh) LAB_1(tanh)             \
     LAB_1(asinh) LAB_1(acosh) LAB_1(atanh) LAB_1(sqrt) LAB_1(rsqrt) LAB_1(fabs) LAB_1(floor) LAB_1(ceil)          \
     LAB_1(trunc) LAB_1(rint) LAB_1(round) LAB_1(fract) LAB_1(sign) LAB_1(saturate) LAB_2(pow) LAB_2(powr)         \
-    LAB_2(atan2) LAB_2(fmod) LAB_2(fmin) LAB_2(fmax) LAB_2(copysign) LAB_2(fdim) LAB_2(nextafter)
+    LAB_2(atan2) LAB_2(fmod) LAB_2(fmin) LAB_2(fmax) LAB_2(copysign) LAB_2(fdim) LAB_2(nextafter) \
+    LAB_2(divide)
 LAB_ALL
+bool isunordered(float, float);
+bool isunordered(half, half);
+bool isordered(float, float);
+bool isordered(half, half);
 LAB_TEST(isnan) LAB_TEST(isinf) LAB_TEST(isfinite) LAB_TEST(isnormal) LAB_TEST(signbit)
 namespace fast {
 LAB_ALL
@@ -145,6 +150,9 @@ namespace precise {
 LAB_ALL
 }
 LAB_3(fma)
+LAB_3(fmin3)
+LAB_3(fmax3)
+LAB_3(fmedian3)
 LAB_3(mad)
 LAB_3(mix)
 LAB_3(smoothstep)
@@ -171,6 +179,8 @@ LAB_BFLOAT(LAB_EACH(bfloat, bfloat))
     T extract_bits(T, uint, uint);            \
     T insert_bits(T, T, uint, uint);          \
     T mulhi(T, T);                            \
+    T madhi(T, T, T);                         \
+    T madsat(T, T, T);                        \
     T addsat(T, T);                           \
     T subsat(T, T);                           \
     U absdiff(T, T);                          \
@@ -225,7 +235,6 @@ int ilogb(float);
 float frexp(float, thread int&);
 float modf(float, thread float&);
 float sincos(float, thread float&);
-float divide(float, float);
 int mad24(int, int, int);
 uint mad24(uint, uint, uint);
 int mul24(int, int);
@@ -304,7 +313,7 @@ typedef simdgroup_matrix<float, 8, 8> simdgroup_float8x8;
 typedef simdgroup_matrix<half, 8, 8> simdgroup_half8x8;
 typedef simdgroup_matrix<bfloat, 8, 8> simdgroup_bfloat8x8;
 
-enum memory_order { memory_order_relaxed };
+enum memory_order { memory_order_relaxed, memory_order_seq_cst };
 template <class T>
 struct atomic {
     T lab_value;
@@ -335,6 +344,19 @@ LAB_ATOMIC(threadgroup)
     LAB_ATOMIC_FETCH(device, name) \
     LAB_ATOMIC_FETCH(threadgroup, name)
 LAB_FETCH(add) LAB_FETCH(sub) LAB_FETCH(min) LAB_FETCH(max) LAB_FETCH(and) LAB_FETCH(or) LAB_FETCH(xor)
+enum thread_scope { thread_scope_thread, thread_scope_simdgroup, thread_scope_threadgroup, thread_scope_device };
+void atomic_thread_fence(mem_flags, memory_order, thread_scope = thread_scope_device);
+#define LAB_PACK(N, BITS)                                            \
+    uint pack_float_to_unorm##N##x##BITS(vec<float, N>);             \
+    uint pack_float_to_snorm##N##x##BITS(vec<float, N>);             \
+    uint pack_half_to_unorm##N##x##BITS(vec<half, N>);               \
+    uint pack_half_to_snorm##N##x##BITS(vec<half, N>);               \
+    vec<float, N> unpack_unorm##N##x##BITS##_to_float(uint);         \
+    vec<float, N> unpack_snorm##N##x##BITS##_to_float(uint);         \
+    vec<half, N> unpack_unorm##N##x##BITS##_to_half(uint);           \
+    vec<half, N> unpack_snorm##N##x##BITS##_to_half(uint);
+LAB_PACK(4, 8)
+LAB_PACK(2, 16)
 
 }  // namespace metal
 
@@ -348,6 +370,7 @@ LAB_FETCH(add) LAB_FETCH(sub) LAB_FETCH(min) LAB_FETCH(max) LAB_FETCH(and) LAB_F
 #define FLT_EPSILON 1.1920929e-07f
 #define HALF_MAX 65504.0h
 #define M_PI_F 3.14159265358979323846f
+#define M_PI_H 3.140625h
 #define M_LOG2E_F 1.44269504088896340736f
 #define M_LN2_F 0.693147180559945309417f
 #define INT_MAX 2147483647

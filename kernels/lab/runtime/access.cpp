@@ -118,7 +118,9 @@ void outside(uintptr_t address, uint64_t bytes, Access a, uintptr_t pc, Slot* sl
 void inside(Slot& slot, uint64_t offset, unsigned bytes, Access a, uintptr_t pc) {
     int buffer = static_cast<int>(&slot - L->arena.slots) - 1;
     lab_buffer& info = *slot.info;
-    uint64_t first = offset >> 7, last = (offset + bytes - 1) >> 7;
+    uint64_t first = (offset + slot.skew) >> 7, last = (offset + slot.skew + bytes - 1) >> 7;
+    if (offset < slot.touched_lo) slot.touched_lo = offset;
+    if (offset + bytes > slot.touched_hi) slot.touched_hi = offset + bytes;
     uint64_t occurrence = L->transactions.occurrence(pc);
     auto id = static_cast<unsigned>(buffer);
     unsigned lines = L->transactions.touch(occurrence, first, id);

@@ -106,6 +106,14 @@ void __ubsan_handle_type_mismatch_v1(TypeMismatch* d, void* address) {
         space = 0;
         buffer = static_cast<int>(slot - lab::L->arena.slots) - 1;
         offset = static_cast<int64_t>(a - slot->lo);
+    } else if (slot) {
+        for (const lab::ThreadgroupArray& array : lab::L->arrays) {
+            uint64_t at = a - slot->lo - array.offset;  // wraps below the array
+            if (at >= array.nbytes) continue;
+            space = 1;
+            buffer = static_cast<int>(&array - lab::L->arrays.data());
+            offset = static_cast<int64_t>(at);
+        }
     }
     if (lab_fault* f = lab::report(FAULT_MISALIGNED, PC, 0, space, buffer, offset)) {
         f->file = d->place.file;

@@ -2,6 +2,8 @@
 #include <dlfcn.h>
 #include <link.h>
 #include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <array>
 #include <cstdio>
@@ -52,6 +54,13 @@ lab_fault* report(lab_fault_kind kind, uintptr_t pc, uint64_t other_pc, int spac
     return add_fault(new_fault(kind, pc, other_pc, space, buffer, offset));
 }
 
+void write_padding(const ThreadgroupArray& array) {
+    if (!array.padding) return;
+    Bits& written = L->arena.slots[0].written;
+    for (uint64_t i = 0; i < array.nbytes; i++)
+        if (array.padding[i % array.element]) written.set(array.offset + i, 1);
+}
+
 void abort_launch() {
     Lane* me = L->current;
     L->aborted = true;
@@ -60,8 +69,8 @@ void abort_launch() {
 }
 
 void check_time() {
-    if (L->aborted || now() < L->deadline) return;
-    report(FAULT_TIMEOUT, 0, 0, 2, -1, 0);
+    if (L->aborted || (!L->interrupted && now() < L->deadline)) return;
+    if (!L->interrupted) report(FAULT_TIMEOUT, 0, 0, 2, -1, 0);
     L->aborted = true;
     if (L->current) abort_launch();
 }
@@ -84,6 +93,65 @@ void on_crash(int number, siginfo_t* info, void*) {
     L->aborted = true;
     siglongjmp(L->crash, 1);
 }
+
+// Python notices Ctrl-C after the launch only, so the launch ends for it.
+void on_interrupt(int number, siginfo_t* info, void* context) {
+    if (L) L->interrupted = 1;
+    struct sigaction& old = old_actions[number];
+    if (old.sa_flags & SA_SIGINFO) {
+        old.sa_sigaction(number, info, context);
+    } else {
+        old.sa_handler(number);
+    }
+}
+
+// A lane that computes without reaching any memory is seen by nothing else. Where nothing has happened for two
+// looks the lane is not inside of the runtime, and may be left where it is.
+void on_watch(int, siginfo_t*, void*) {
+    if (!L || !L->current) return;
+    bool moves = L->ticks != L->ticks_seen;
+    L->ticks_seen = L->ticks;
+    L->still = moves ? 0 : L->still + 1;
+    if (L->still < 2 || L->aborted || (!L->interrupted && now() < L->deadline)) return;
+    if (!L->interrupted) report(FAULT_TIMEOUT, 0, 0, 2, -1, 0);
+    L->aborted = true;
+    siglongjmp(L->crash, 1);
+}
+
+class Watch {
+public:
+    Watch() {
+        struct sigaction a {};
+        a.sa_sigaction = on_watch;
+        a.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART;
+        sigaction(number_, &a, &old_actions[number_]);
+        sigevent event{};
+        event.sigev_notify = SIGEV_THREAD_ID;
+        event.sigev_signo = number_;
+        event._sigev_un._tid = static_cast<pid_t>(syscall(SYS_gettid));
+        armed_ = timer_create(CLOCK_MONOTONIC, &event, &timer_) == 0;
+        itimerspec often{{0, 50'000'000}, {0, 50'000'000}};
+        if (armed_) timer_settime(timer_, 0, &often, nullptr);
+        sigaction(SIGINT, nullptr, &old_actions[SIGINT]);
+        struct sigaction& old = old_actions[SIGINT];
+        chained_ = (old.sa_flags & SA_SIGINFO) || (old.sa_handler != SIG_DFL && old.sa_handler != SIG_IGN);
+        if (!chained_) return;
+        a.sa_sigaction = on_interrupt;
+        sigaction(SIGINT, &a, nullptr);
+    }
+    ~Watch() {
+        if (armed_) timer_delete(timer_);
+        // A signal of the timer may still be on its way: then nobody must be killed by it.
+        signal(number_, SIG_IGN);
+        sigaction(number_, &old_actions[number_], nullptr);
+        if (chained_) sigaction(SIGINT, &old_actions[SIGINT], nullptr);
+    }
+
+private:
+    int number_ = SIGRTMAX - 3;
+    timer_t timer_{};
+    bool armed_ = false, chained_ = false;
+};
 
 class Signals {
 public:
@@ -124,9 +192,9 @@ int find_module(dl_phdr_info* info, size_t, void*) {
 
 constexpr uint64_t THREADGROUP_ARENA = 4 << 20;
 
-bool set_up_slot(unsigned i, uint64_t nbytes, bool tracked) {
+bool set_up_slot(unsigned i, uint64_t nbytes, bool tracked, unsigned skew = 0) {
     Slot& s = L->arena.slots[i];
-    if (!L->arena.map(i, nbytes)) return false;
+    if (!L->arena.map(i, nbytes, skew)) return false;
     s.written.words = static_cast<uint8_t*>(L->pages.take(nbytes / 8 + 16));
     s.read.words = static_cast<uint8_t*>(L->pages.take(nbytes / 8 + 16));
     if (!s.written.words || !s.read.words) return false;
@@ -142,11 +210,20 @@ bool set_up(lab_launch& abi) {
     for (int i = 0; i < abi.buffer_count; i++) {
         lab_buffer& b = abi.buffers[i];
         auto id = static_cast<unsigned>(i) + 1;
-        if (!set_up_slot(id, b.nbytes, !b.read_only)) return false;
+        if (!set_up_slot(id, b.nbytes, !b.read_only, b.skew)) return false;
         Slot& s = L->arena.slots[id];
         s.info = &b;
         s.read_only = b.read_only;
         s.initialised = b.initialised;
+        // Padding of what the kernel says the buffer holds counts as written.
+        const lab_kernel_entry& kernel = lab_get_module()->kernels[abi.kernel];
+        for (int k = 0; k < kernel.param_count && !b.initialised; k++) {
+            const lab_param& p = kernel.params[k];
+            const unsigned char* padding = p.padding && p.index == b.index ? p.padding() : nullptr;
+            for (uint64_t at = 0; padding && at < b.nbytes; at++)
+                if (padding[at % p.pointee_bytes]) s.written.set(at, 1);
+            s.padded = s.padded || padding;
+        }
         if (b.data && b.initialised) std::memcpy(reinterpret_cast<void*>(s.lo), b.data, b.nbytes);
         // What the kernel never wrote shows as NaN or -1, unless the buffer is too large to touch.
         if (b.data && !b.initialised) std::memset(reinterpret_cast<void*>(s.lo), 0xff, b.nbytes);
@@ -154,7 +231,7 @@ bool set_up(lab_launch& abi) {
     for (int i = 0; i < abi.threadgroup_count; i++)
         if (abi.threadgroup_bytes[i])
             lab_threadgroup_variable(("[[threadgroup(" + std::to_string(i) + ")]]").c_str(), 0,
-                                     abi.threadgroup_bytes[i], 16);
+                                     abi.threadgroup_bytes[i], 16, nullptr, 1);
     unsigned lanes = 1;
     for (int i = 0; i < 3; i++) {
         L->dispatch[i] = abi.threadgroup[i] < abi.grid[i] ? abi.threadgroup[i] : abi.grid[i];
@@ -174,21 +251,27 @@ void finish(lab_launch& abi) {
     for (int i = 0; i < abi.buffer_count; i++) {
         lab_buffer& b = abi.buffers[i];
         Slot& s = L->arena.slots[i + 1];
-        b.unique_read = s.read.count(b.nbytes);
-        b.unique_written = s.written.count(b.nbytes);
+        b.touched_lo = s.touched_hi ? s.touched_lo : 0;
+        b.touched_hi = s.touched_hi;
+        b.unique_read = s.read.count(b.touched_lo, b.touched_hi);
+        b.unique_written = s.padded ? s.written.count(0, b.nbytes) : s.written.count(b.touched_lo, b.touched_hi);
         b.first_unwritten = s.written.first_clear(b.nbytes);
         if (b.data && !b.read_only) std::memcpy(b.data, reinterpret_cast<void*>(s.lo), b.nbytes);
     }
     abi.array_count = 0;
+    uint64_t total = 0;
     for (ThreadgroupArray& a : L->arrays) {
-        if (abi.array_count == 32) break;
+        total = (total + a.align - 1) / a.align * a.align + a.nbytes;
+        if (abi.array_count == 32) continue;
         lab_threadgroup_array& out = abi.arrays[abi.array_count++];
         std::snprintf(out.name, sizeof(out.name), "%s", a.name.c_str());
         out.nbytes = a.nbytes;
         out.read_bytes = a.read_bytes;
         out.written_bytes = a.written_bytes;
     }
+    abi.threadgroup_total = (total + 15) / 16 * 16;
     abi.aborted = L->aborted;
+    abi.interrupted = L->interrupted != 0;
 }
 
 void run_groups(lab_launch& abi) {
@@ -230,6 +313,7 @@ int lab_run(lab_launch* abi) {
     }
     {
         lab::Signals signals;
+        lab::Watch watch;
         if (sigsetjmp(L->crash, 1) == 0) lab::run_groups(*abi);
         L->current = nullptr;
         if (lab::pending.waiting) lab::settle_race();
@@ -252,7 +336,8 @@ void* lab_bound_threadgroup(int index) {
     return nullptr;
 }
 
-void* lab_threadgroup_variable(const char* name, unsigned line, unsigned long bytes, unsigned align) {
+void* lab_threadgroup_variable(const char* name, unsigned line, unsigned long bytes, unsigned align,
+                               const unsigned char* padding, unsigned element) {
     auto& arrays = L->arrays;
     for (auto& a : arrays)
         if (a.line == line && a.name == name && a.nbytes == bytes)
@@ -260,10 +345,10 @@ void* lab_threadgroup_variable(const char* name, unsigned line, unsigned long by
     uint64_t offset = 4096;
     if (!arrays.empty()) offset = arrays.back().offset + arrays.back().nbytes + 1024;
     offset = (offset + 255) & ~uint64_t{255};
-    (void)align;
-    arrays.push_back({name, line, offset, bytes, 0, 0});
+    arrays.push_back({name, line, offset, bytes, 0, 0, align, padding, element});
     if (offset + bytes > lab::THREADGROUP_ARENA) lab::abort_launch();  // the report says how much was asked for
     std::memset(reinterpret_cast<void*>(L->arena.slots[0].lo + offset), 0xff, bytes);
+    lab::write_padding(arrays.back());
     return reinterpret_cast<void*>(L->arena.slots[0].lo + offset);
 }
 }

@@ -30,11 +30,13 @@ struct lab_buffer {
     uint64_t nbytes;
     uint32_t initialised;  // false: reading what the kernel has not written is a fault
     uint32_t read_only;
+    uint32_t skew;  // bytes from a multiple of 128 to where the buffer starts
     // results
     uint64_t read_bytes, written_bytes;
     uint64_t unique_read, unique_written;
     uint64_t read_transactions, write_transactions;
     int64_t first_unwritten;  // byte offset, or -1
+    uint64_t touched_lo, touched_hi;  // from the first byte that was reached to behind the last; both 0 if none
 };
 
 struct lab_threadgroup_array {
@@ -78,8 +80,10 @@ struct lab_launch {
     int32_t fault_capacity;
     int32_t fault_count;
     uint32_t aborted;
-    lab_threadgroup_array arrays[32];
+    uint32_t interrupted;  // by SIGINT
+    lab_threadgroup_array arrays[32];  // the first ones
     int32_t array_count;
+    uint64_t threadgroup_total;  // bytes of all
     uint64_t threads;
 };
 

@@ -43,13 +43,14 @@ struct Bits {
         std::memcpy(&w, words + (offset >> 3), 4);
         return (~w & mask(offset, n)) == 0;
     }
-    uint64_t count(uint64_t nbytes) const {
-        uint64_t total = 0, w = 0;
-        for (uint64_t i = 0; i < nbytes / 64; i++) {
-            std::memcpy(&w, words + i * 8, 8);
+    uint64_t count(uint64_t first, uint64_t end) const {
+        uint64_t total = 0, w = 0, i = first;
+        for (; i < end && (i & 63); i++) total += words[i >> 3] >> (i & 7) & 1;
+        for (; i + 64 <= end; i += 64) {
+            std::memcpy(&w, words + (i >> 3), 8);
             total += static_cast<uint64_t>(__builtin_popcountll(w));
         }
-        for (uint64_t i = nbytes & ~uint64_t{63}; i < nbytes; i++) total += words[i >> 3] >> (i & 7) & 1;
+        for (; i < end; i++) total += words[i >> 3] >> (i & 7) & 1;
         return total;
     }
     int64_t first_clear(uint64_t nbytes) const {
@@ -85,7 +86,9 @@ private:
 struct Slot {
     uintptr_t lo = 0, hi = 0;          // the buffer
     uintptr_t map_lo = 0, map_hi = 0;  // with its guard zones
-    bool read_only = false, initialised = true, used = false;
+    bool read_only = false, initialised = true, used = false, padded = false;
+    unsigned skew = 0;
+    uint64_t touched_lo = ~uint64_t{0}, touched_hi = 0;  // offsets
     lab_buffer* info = nullptr;
     Bits written, read;
     Cell* readers = nullptr;
@@ -111,14 +114,15 @@ public:
     ~Arena() {
         if (base_) munmap(reinterpret_cast<void*>(base_), bytes_);
     }
-    // Maps memory for a buffer in the middle of slot i; its start is aligned to a page.
-    bool map(unsigned i, uint64_t nbytes) {
-        uint64_t inner = ((nbytes + 4095) & ~uint64_t{4095}) + 2 * GUARD;
+    // Maps memory for a buffer in the middle of slot i, `skew` bytes behind the start of a page.
+    bool map(unsigned i, uint64_t nbytes, unsigned skew) {
+        uint64_t inner = ((nbytes + skew + 4095) & ~uint64_t{4095}) + 2 * GUARD;
         if (i >= MAX_SLOTS || inner > uint64_t{1} << shift_) return false;
         Slot& s = slots[i];
         s.map_lo = base_ + (uint64_t{i} << shift_) + (((uint64_t{1} << shift_) - inner) / 2 & ~uint64_t{4095});
         s.map_hi = s.map_lo + inner;
-        s.lo = s.map_lo + GUARD;
+        s.lo = s.map_lo + GUARD + skew;
+        s.skew = skew;
         s.hi = s.lo + nbytes;
         s.used = mprotect(reinterpret_cast<void*>(s.map_lo), inner, PROT_READ | PROT_WRITE) == 0;
         return s.used;

@@ -44,7 +44,20 @@ void diverged(lab_fault_kind kind, Lane& a, Lane* b, bool suspect) {
         f->other_stack[i] = relative(b->calls[(b->depth < MAX_CALLS ? b->depth : MAX_CALLS) - 1 - i]);
 }
 
+bool together(SimdGroup& s, const Lane& first) {
+    for (unsigned i = 0; i < s.count; i++) {
+        const Lane& l = L->lanes[s.first + i];
+        if (l.state != first.state || l.op != first.op || l.pc != first.pc) return false;
+    }
+    return true;
+}
+
 void release_simd(SimdGroup& s, Lane& first) {
+    unsigned begin = 0, end = s.count;
+    if ((first.op & LAB_QUAD) && !together(s, first)) {
+        begin = static_cast<unsigned>(&first - &L->lanes[s.first]) & ~3u;
+        end = begin + 4 < s.count ? begin + 4 : s.count;
+    }
     bool barrier = first.state == State::simd_barrier;
     auto kind = FAULT_SIMD_DIVERGENCE;
     Lane* lanes = &L->lanes[s.first];
@@ -56,7 +69,7 @@ void release_simd(SimdGroup& s, Lane& first) {
     Lane *elsewhere = nullptr, *suspect = nullptr;
     bool ended = false;
     int flags = first.flags;
-    for (unsigned i = 0; i < s.count; i++) {
+    for (unsigned i = begin; i < end; i++) {
         Lane& l = lanes[i];
         if (l.state == State::done) {
             ended = true;
@@ -95,6 +108,13 @@ void run_simd(SimdGroup& s) {
         for (unsigned i = 0; i < s.count && !waiting; i++) {
             Lane& l = L->lanes[s.first + i];
             if (l.state == State::simd || l.state == State::simd_barrier) waiting = &l;
+        }
+        // Quads need not wait for the others, but the others may wait for them.
+        for (unsigned i = 0; i < s.count; i++) {
+            Lane& l = L->lanes[s.first + i];
+            if (l.state != State::simd || !(l.op & LAB_QUAD)) continue;
+            waiting = &l;
+            break;
         }
         if (!waiting) return;
         release_simd(s, *waiting);
@@ -180,6 +200,7 @@ void run_group(const uint32_t group[3]) {
         uint64_t end = last.offset + last.nbytes;
         std::memset(reinterpret_cast<void*>(shared.lo), 0xff, end);  // nobody may rely on what it was
         std::memset(shared.written.words, 0, (end + 7) / 8);
+        for (const ThreadgroupArray& a : L->arrays) write_padding(a);
     }
     do {
         for (SimdGroup& s : L->simds) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <csetjmp>
+#include <csignal>
 #include <ctime>
 #include <memory>
 #include <string>
@@ -54,6 +55,9 @@ struct ThreadgroupArray {
     unsigned line = 0;
     uint64_t offset = 0, nbytes = 0;
     uint64_t read_bytes = 0, written_bytes = 0;
+    unsigned align = 1;
+    const unsigned char* padding = nullptr;  // per byte of an element whether it is padding; null: none is
+    unsigned element = 1;
 };
 
 // Boards are static, so that the hooks know their addresses for memory of the shared object.
@@ -80,6 +84,9 @@ struct Launch {
     bool aborted = false;
     uint64_t ticks = 0;
     double deadline = 0;
+    volatile std::sig_atomic_t interrupted = 0;
+    uint64_t ticks_seen = 0;  // at the watch's last look
+    unsigned still = 0;       // looks in a row at which nothing had happened
     sigjmp_buf crash;
 };
 
@@ -101,6 +108,9 @@ inline double now() {
     clock_gettime(CLOCK_MONOTONIC, &t);
     return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
+
+// Padding of a threadgroup variable counts as written.
+void write_padding(const ThreadgroupArray& array);
 
 // Leaves the running lane for good and ends the launch.
 [[noreturn]] void abort_launch();

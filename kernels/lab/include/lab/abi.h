@@ -18,6 +18,7 @@ struct lab_param {
     int index;               // of [[buffer(i)]] or [[threadgroup(i)]]
     int read_only;           // the pointee is const
     unsigned pointee_bytes;  // 1 for void
+    const unsigned char* (*padding)();  // per byte of the pointee whether it is padding; null: none is
 };
 
 struct lab_kernel_entry {
@@ -65,7 +66,9 @@ void* lab_bound_buffer(int index);
 void* lab_bound_threadgroup(int index);
 
 // Storage of a `threadgroup` variable, the same for all lanes of the group.
-void* lab_threadgroup_variable(const char* name, unsigned line, unsigned long bytes, unsigned align);
+// `padding`: per byte of an element whether it is padding, or null.
+void* lab_threadgroup_variable(const char* name, unsigned line, unsigned long bytes, unsigned align,
+                               const unsigned char* padding, unsigned element);
 
 // Values that lanes of one SIMD group show each other. A board is valid until the lane's next SIMD operation.
 struct lab_board {
@@ -76,6 +79,7 @@ struct lab_board {
     unsigned done;     // result is computed
 };
 enum lab_simd_op { LAB_SIMD_REDUCE, LAB_SIMD_SHUFFLE, LAB_SIMD_BALLOT, LAB_SIMD_MATRIX, LAB_SIMD_BARRIER };
+enum { LAB_QUAD = 1 << 20 };  // or-ed to an operation that needs the lanes of its quad only
 LAB_CONVERGENT lab_board* lab_simd(const void* value, unsigned bytes, int op);
 void lab_read_inactive(unsigned lane);  // a shuffle took the value of a lane that does not take part
 

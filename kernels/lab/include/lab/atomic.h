@@ -1,11 +1,11 @@
-// Atomic types and functions. Metal has relaxed order only: atomics never order other accesses.
+// Atomic types and functions. They take relaxed order only: atomics never order other accesses.
 #pragma once
 
 #include "types.h"
 
 namespace metal {
 
-enum memory_order { memory_order_relaxed };
+enum memory_order { memory_order_relaxed, memory_order_seq_cst };
 
 template <class T>
 struct atomic {

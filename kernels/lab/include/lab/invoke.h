@@ -1,6 +1,7 @@
 // Calls a kernel with the arguments that its attributes ask for.
 #pragma once
 
+#include "padding.h"
 #include "vec.h"
 
 namespace lab_invoke {
@@ -49,9 +50,14 @@ template <int I, class F>
 constexpr lab_param describe(int kind, int index) {
     using P = pointee<nth_t<I, F>>;
     if constexpr (P::pointer) {
-        return {kind, index, is_const<typename P::type>, bytes_of<typename P::type>};
+        if constexpr (__is_class(typename P::type)) {
+            return {kind, index, is_const<typename P::type>, bytes_of<typename P::type>,
+                    lab_padding::of<typename P::type>};
+        } else {
+            return {kind, index, is_const<typename P::type>, bytes_of<typename P::type>, nullptr};
+        }
     } else {
-        return {kind, index, 1, sizeof(nth_t<I, F>)};
+        return {kind, index, 1, sizeof(nth_t<I, F>), nullptr};
     }
 }
 

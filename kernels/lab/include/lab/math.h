@@ -58,6 +58,8 @@ LAB_INLINE float lab_sign(float x) { return x > 0 ? 1.0f : x < 0 ? -1.0f : x == 
 LAB_INLINE float lab_saturate(float x) { return x > 0 ? (x < 1 ? x : 1.0f) : 0.0f; }
 LAB_INLINE float lab_sinpi(float x) { return __builtin_sinf(M_PI_F * x); }
 LAB_INLINE float lab_cospi(float x) { return __builtin_cosf(M_PI_F * x); }
+LAB_INLINE float lab_tanpi(float x) { return __builtin_tanf(M_PI_F * x); }
+LAB_INLINE float lab_divide(float x, float y) { return x / y; }
 
 #define LAB_ALL_MATH                       \
     LAB_MATH_1(exp, __builtin_expf)        \
@@ -71,6 +73,7 @@ LAB_INLINE float lab_cospi(float x) { return __builtin_cosf(M_PI_F * x); }
     LAB_MATH_1(tan, __builtin_tanf)        \
     LAB_MATH_1(sinpi, lab_sinpi)           \
     LAB_MATH_1(cospi, lab_cospi)           \
+    LAB_MATH_1(tanpi, lab_tanpi)           \
     LAB_MATH_1(asin, __builtin_asinf)      \
     LAB_MATH_1(acos, __builtin_acosf)      \
     LAB_MATH_1(atan, __builtin_atanf)      \
@@ -99,7 +102,8 @@ LAB_INLINE float lab_cospi(float x) { return __builtin_cosf(M_PI_F * x); }
     LAB_MATH_2(fmax, __builtin_fmaxf)      \
     LAB_MATH_2(copysign, __builtin_copysignf) \
     LAB_MATH_2(fdim, __builtin_fdimf)      \
-    LAB_MATH_2(nextafter, __builtin_nextafterf)
+    LAB_MATH_2(nextafter, __builtin_nextafterf) \
+    LAB_MATH_2(divide, lab_divide)
 
 LAB_ALL_MATH
 LAB_MATH_TEST(isnan, __builtin_isnan(x))
@@ -124,7 +128,6 @@ LAB_INLINE float sincos(float x, float& c) {
     c = __builtin_cosf(x);
     return __builtin_sinf(x);
 }
-LAB_INLINE float divide(float x, float y) { return x / y; }
 
 // A product rounded once with the sum; fma(half) is exact in double and rounded from there.
 LAB_INLINE float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
@@ -153,6 +156,11 @@ LAB_INLINE vec<T, N> fma(vec<T, N> a, vec<T, N> b, vec<T, N> c) {
     LAB_INLINE T min3(T a, T b, T c) { return min(a, min(b, c)); }                                                 \
     LAB_INLINE T max3(T a, T b, T c) { return max(a, max(b, c)); }                                                 \
     LAB_INLINE T median3(T a, T b, T c) { return max(min(a, b), min(max(a, b), c)); }                              \
+    LAB_INLINE T fmin3(T a, T b, T c) { return min3(a, b, c); }                                                    \
+    LAB_INLINE T fmax3(T a, T b, T c) { return max3(a, b, c); }                                                    \
+    LAB_INLINE T fmedian3(T a, T b, T c) { return median3(a, b, c); }                                              \
+    LAB_INLINE bool isunordered(T a, T b) { return isnan(a) || isnan(b); }                                         \
+    LAB_INLINE bool isordered(T a, T b) { return !isunordered(a, b); }                                             \
     LAB_INLINE T abs(T a) { return fabs(a); }                                                                      \
     LAB_INLINE T mix(T x, T y, T a) { return x + (y - x) * a; }                                                    \
     LAB_INLINE T step(T edge, T x) { return static_cast<T>(x < edge ? 0.0f : 1.0f); }                              \
@@ -198,6 +206,8 @@ LAB_ORDERED_FLOAT(bfloat)
     LAB_INLINE constexpr T mulhi(T a, T b) {                                                               \
         return static_cast<T>(static_cast<__int128>(a) * static_cast<__int128>(b) >> BITS);                \
     }                                                                                                      \
+    LAB_INLINE constexpr T madhi(T a, T b, T c) { return static_cast<T>(static_cast<U>(mulhi(a, b)) + static_cast<U>(c)); } \
+    LAB_INLINE constexpr T madsat(T a, T b, T c) { return lab_saturated<T>(static_cast<__int128>(a) * b + c); } \
     LAB_INLINE constexpr T addsat(T a, T b) { return lab_saturated<T>(static_cast<__int128>(a) + b); }     \
     LAB_INLINE constexpr T subsat(T a, T b) { return lab_saturated<T>(static_cast<__int128>(a) - b); }     \
     LAB_INLINE constexpr U absdiff(T a, T b) { return static_cast<U>(a < b ? static_cast<U>(b) - static_cast<U>(a) : static_cast<U>(a) - static_cast<U>(b)); } \

@@ -5,11 +5,13 @@
 #include "types.h"
 #include "vec.h"
 #include "math.h"
+#include "pack.h"
 #include "traits.h"
 #include "simd.h"
 #include "matrix.h"
 #include "uniform.h"
 #include "atomic.h"
+#include "fence.h"
 #include "invoke.h"
 
 namespace metal {
@@ -26,3 +28,12 @@ using ::half;
 #define METAL_FUNC inline
 #define METAL_INTERNAL
 #define assert(x) ((void)0)
+// Words of later C++, which are names in Metal.
+#define concept lab_word_concept
+#define requires lab_word_requires
+#define consteval lab_word_consteval
+#define constinit lab_word_constinit
+#define co_await lab_word_co_await
+#define co_return lab_word_co_return
+#define co_yield lab_word_co_yield
+#define char8_t lab_word_char8_t

@@ -160,7 +160,7 @@ LAB_INLINE const lab_board* show(const T& value, int op) {
     }                                                                                                \
     template <class T>                                                                               \
     LAB_INLINE T quad_##name(T data) {                                                               \
-        const lab_board* board = lab_simd_detail::show(data, LAB_SIMD_SHUFFLE + 16 * (__COUNTER__ - LAB_FIRST_OP)); \
+        const lab_board* board = lab_simd_detail::show(data, LAB_QUAD + LAB_SIMD_SHUFFLE + 16 * (__COUNTER__ - LAB_FIRST_OP)); \
         return lab_simd_detail::tree<lab_simd_detail::Op, T>(board, lab_simd_detail::lane() & ~3u, 4); \
     }
 enum { LAB_FIRST_OP = __COUNTER__ };
@@ -278,7 +278,7 @@ LAB_INLINE bool simd_is_helper_thread() { return false; }
 // Quads: four neighbouring lanes.
 template <class T>
 LAB_INLINE T quad_shuffle(T data, ushort lane) {
-    const lab_board* board = lab_simd_detail::show(data, LAB_SIMD_SHUFFLE);
+    const lab_board* board = lab_simd_detail::show(data, LAB_SIMD_SHUFFLE | LAB_QUAD);
     return lab_simd_detail::take(board, (lab_simd_detail::lane() & ~3u) + (lane & 3u), data);
 }
 template <class T>
@@ -287,25 +287,25 @@ LAB_INLINE T quad_broadcast(T data, ushort lane) {
 }
 template <class T>
 LAB_INLINE T quad_broadcast_first(T data) {
-    const lab_board* board = lab_simd_detail::show(data, LAB_SIMD_SHUFFLE);
+    const lab_board* board = lab_simd_detail::show(data, LAB_SIMD_SHUFFLE | LAB_QUAD);
     unsigned first = lab_simd_detail::lane() & ~3u;
     unsigned mask = lab_simd_detail::active(board) >> first & 15;
     return lab_simd_detail::get<T>(board, first + static_cast<unsigned>(__builtin_ctz(mask)));
 }
 template <class T>
 LAB_INLINE T quad_shuffle_xor(T data, ushort mask) {
-    const lab_board* board = lab_simd_detail::show(data, LAB_SIMD_SHUFFLE);
+    const lab_board* board = lab_simd_detail::show(data, LAB_SIMD_SHUFFLE | LAB_QUAD);
     return lab_simd_detail::take(board, lab_simd_detail::lane() ^ (mask & 3u), data);
 }
 template <class T>
 LAB_INLINE T quad_shuffle_down(T data, ushort delta) {
-    const lab_board* board = lab_simd_detail::show(data, LAB_SIMD_SHUFFLE);
+    const lab_board* board = lab_simd_detail::show(data, LAB_SIMD_SHUFFLE | LAB_QUAD);
     unsigned lane = lab_simd_detail::lane();
     return (lane & 3) + delta >= 4 ? data : lab_simd_detail::take(board, lane + delta, data);
 }
 template <class T>
 LAB_INLINE T quad_shuffle_up(T data, ushort delta) {
-    const lab_board* board = lab_simd_detail::show(data, LAB_SIMD_SHUFFLE);
+    const lab_board* board = lab_simd_detail::show(data, LAB_SIMD_SHUFFLE | LAB_QUAD);
     unsigned lane = lab_simd_detail::lane();
     return delta > (lane & 3) ? data : lab_simd_detail::take(board, lane - delta, data);
 }

@@ -160,6 +160,14 @@ LAB_INLINE To as_type(From from) {
 #define M_2_SQRTPI_F 1.12837916709551257390f
 #define M_SQRT2_F 1.41421356237309504880f
 #define M_SQRT1_2_F 0.707106781186547524401f
+#define M_PI_H static_cast<half>(M_PI_F)
+#define M_PI_2_H static_cast<half>(M_PI_2_F)
+#define M_PI_4_H static_cast<half>(M_PI_4_F)
+#define M_E_H static_cast<half>(M_E_F)
+#define M_LOG2E_H static_cast<half>(M_LOG2E_F)
+#define M_LN2_H static_cast<half>(M_LN2_F)
+#define M_SQRT2_H static_cast<half>(M_SQRT2_F)
+#define M_SQRT1_2_H static_cast<half>(M_SQRT1_2_F)
 #define M_E_F 2.71828182845904523536f
 #define M_LOG2E_F 1.44269504088896340736f
 #define M_LOG10E_F 0.434294481903251827651f

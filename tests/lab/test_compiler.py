@@ -1,0 +1,120 @@
+"""Compiling kernels: messages, the cache, the choice of the compiler."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from backend_core.testing import lab
+from backend_core.testing.lab import compiler, module
+
+pytestmark = pytest.mark.lab
+
+ONE = "o[thread_position_in_grid.x] = 1;"
+
+
+def launch(body: str, header: str = "") -> lab.Result:
+    return lab.metal_kernel("typo", ["a"], ["o"], body, header)(
+        inputs=[np.zeros(8, np.float32)], grid=(8, 1, 1), threadgroup=(8, 1, 1), output_shapes=[(8,)],
+        output_dtypes=[lab.float32],
+    )  # fmt: skip
+
+
+@pytest.fixture
+def cache(compile_cache: None) -> Iterator[None]:
+    """Puts the run's cache back."""
+    before = compiler._folder
+    yield
+    lab.use_cache(before)
+    module.load.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("o[0] = as_type<float>(half(1));", "as_type: both types have to have one size"),
+        ("float4 v = float4(1, 2); o[0] = v.x;", "a vector of 4 elements takes 4 values"),
+        ("o[0] = as_type<float>(no_such(1));", "no_such"),
+    ],
+)
+def test_an_error_in_the_labs_headers_is_shown_where_the_text_led_there(line: str, message: str) -> None:
+    with pytest.raises(lab.LabError) as e:
+        launch(f"\n\n{line}")
+    lines = str(e.value).splitlines()
+    assert lines[1].startswith("typo.metal:3: error: ") and message in lines[1]
+    assert lines[2] == f"    3 | {line}"
+    assert not any("lab/" in text or text.startswith("lab:") for text in lines)
+
+
+def test_an_error_in_the_header_is_not_followed_by_its_consequences() -> None:
+    with pytest.raises(lab.LabError) as e:
+        launch(ONE, header="error here\n")
+    assert str(e.value).splitlines()[1:] == [
+        "typo.header.metal:1: error: 'error' does not name a type" if compiler.find_compiler().gcc
+        else "typo.header.metal:1: error: unknown type name 'error'",
+        "    1 | error here",
+    ]  # fmt: skip
+
+
+def test_a_bracket_that_is_never_closed() -> None:
+    text = "\nkernel void f(device float* o) {\n    if (o) {\n        o[0] = 1;\n}\n"
+    with pytest.raises(lab.LabError, match=r"kernel\.metal:2: error: the bracket '{' is never closed"):
+        lab.run_msl(text, "f", {0: np.zeros(1, np.float32)}, (1, 1, 1), (1, 1, 1))
+
+
+def test_a_function_without_a_body() -> None:
+    with pytest.raises(lab.LabError, match=r"declared but has no body: elsewhere\(int\)"):
+        launch("o[0] = elsewhere(1);", header="float elsewhere(int);\n")
+
+
+def test_a_folder_that_cannot_be_written(cache: None, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    lab.use_cache(tmp_path / "file" / "lab")
+    module.load.cache_clear()
+    with pytest.raises(lab.LabError, match=r"cannot be kept in .*file/lab: Not a directory; set MLX_ACCEL_CACHE"):
+        launch(ONE)
+
+
+def test_a_damaged_file_is_made_again(cache: None, tmp_path: Path) -> None:
+    lab.use_cache(tmp_path / "whole")
+    module.load.cache_clear()
+    launch(ONE).check()
+    (built,) = (tmp_path / "whole").glob("kernel-*.so")
+    (tmp_path / "damaged").mkdir()
+    damaged = tmp_path / "damaged" / built.name
+    damaged.write_bytes(b"x")
+    lab.use_cache(tmp_path / "damaged")
+    module.load.cache_clear()
+    launch(ONE).check()
+    assert damaged.stat().st_size > 1000
+
+
+def test_processes_that_compile_the_same_kernel_at_once(tmp_path: Path) -> None:
+    script = f"""
+import numpy as np
+from pathlib import Path
+from backend_core.testing import lab
+lab.use_cache(Path({str(tmp_path)!r}))
+kernel = lab.metal_kernel("one", ["a"], ["o"], {ONE!r})
+result = kernel(inputs=[0], grid=(8, 1, 1), threadgroup=(8, 1, 1), output_shapes=[(8,)], output_dtypes=["float32"])
+print(result.check().outputs[0].sum())
+"""
+    runs = [subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    assert [run.communicate()[0].strip() for run in runs] == ["8.0"] * 3
+    assert sorted(p.name.split("-")[0] for p in tmp_path.iterdir()) == ["kernel", "runtime"]
+
+
+def test_a_compiler_with_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = Path(compiler.find_compiler().command[0]).name
+    monkeypatch.setenv("CXX", f"{name} -DNDEBUG")
+    compiler._probe.cache_clear()
+    try:
+        assert lab.find_compiler().command == (shutil.which(name), "-DNDEBUG")
+    finally:
+        compiler._probe.cache_clear()
