@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -55,11 +55,9 @@ def test_an_error_in_the_labs_headers_is_shown_where_the_text_led_there(line: st
 def test_an_error_in_the_header_is_not_followed_by_its_consequences() -> None:
     with pytest.raises(lab.LabError) as e:
         launch(ONE, header="error here\n")
-    assert str(e.value).splitlines()[1:] == [
-        "typo.header.metal:1: error: 'error' does not name a type" if compiler.find_compiler().gcc
-        else "typo.header.metal:1: error: unknown type name 'error'",
-        "    1 | error here",
-    ]  # fmt: skip
+    lines = str(e.value).splitlines()
+    assert "'error'" in lines[1]
+    assert all(line.startswith(("typo.header.metal:1: error: ", "    1 | error here")) for line in lines[1:])
 
 
 def test_a_bracket_that_is_never_closed() -> None:
@@ -111,10 +109,10 @@ print(result.check().outputs[0].sum())
 
 
 def test_a_compiler_with_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = Path(compiler.find_compiler().command[0]).name
-    monkeypatch.setenv("CXX", f"{name} -DNDEBUG")
+    command = compiler.find_compiler().command
+    monkeypatch.setenv("CXX", shlex.join([*command, "-DNDEBUG"]))
     compiler._probe.cache_clear()
     try:
-        assert lab.find_compiler().command == (shutil.which(name), "-DNDEBUG")
+        assert lab.find_compiler().command == (*command, "-DNDEBUG")
     finally:
         compiler._probe.cache_clear()

@@ -36,7 +36,7 @@ _CLANG_FLAGS = [
 _KERNEL_FLAGS = [
     "-std=c++20", "-O1", "-gdwarf-4", "-fPIC", "-w", "-fsigned-char", "-fno-exceptions", "-fno-rtti",
     "-fno-strict-aliasing", "-ffp-contract=off", "-fno-math-errno", "-Wno-reserved-user-defined-literal",
-    "-ftrivial-auto-var-init=pattern",
+    "-ftrivial-auto-var-init=pattern", "-fno-finite-loops",
     "-fsanitize=thread,alignment,signed-integer-overflow,integer-divide-by-zero,bounds",
 ]  # fmt: skip
 _RUNTIME_FLAGS = ["-std=c++20", "-O2", "-fPIC"]
@@ -215,7 +215,7 @@ def build(text: str, texts: dict[str, str]) -> Path:
         link = ["-shared", "-Wl,-Bsymbolic", "-Wl,--no-undefined", str(object_file), str(runtime)]
         done = _run([*compiler.command, *link, "-lm", "-ldl", "-lrt", "-o", str(built)])
         if done.returncode:
-            missing = sorted(set(re.findall(r"undefined reference to `(.*)'", done.stderr)))
+            missing = sorted(set(re.findall(r"undefined (?:reference to `|symbol: )([^'\n]*)", done.stderr)))
             if missing:
                 raise LabError(f"the kernel calls what is declared but has no body: {', '.join(missing)}")
             raise LabError(f"the compiled kernel cannot be linked:\n{done.stderr}")
