@@ -1,16 +1,17 @@
 /* Activations as three planes of signed bytes, in the order in which lines of t5 weights want them.
  *
- * Layout     A line is a register of sixteen words of W, and words that hold the end of one group and the beginning of
- *            the next occur in it twice or in two lines, so that each copy counts for one group only:
- *              block  832 bytes of a row, 4096 weights: thirteen lines of 64 bytes, in which shared words count for
- *                     their first group, and one line (groups of 128) or three (of 64) with nothing but the shared
- *                     words, for their second. By luck no two of the words for one such line lie in the same lane
+ * Layout     A line is a register of sixteen words of W. Words that hold the end of one group and the beginning of the
+ *            next occur in it twice or in two lines, so that each copy counts for one group only:
+ *              block  groups of 128 only: 832 bytes of a row, 4096 weights, are thirteen lines of 64 bytes, in which
+ *                     shared words count for their first group, and one line with nothing but the sixteen shared words,
+ *                     for their second. (By luck no two of them lie in the same lane.)
  *              tail   what is left of a row, in lines of 52 bytes, 256 weights: lanes 0..12 hold thirteen words, lanes
- *                     13..15 the shared ones once more
+ *                     13..15 the shared ones once more. Three of thirteen words are shared in groups of 64: for these
+ *                     a block would need as many lines
  *            Line::plane[p][i] holds, where the register has byte b of a group, digit p of the fixed-point number that
  *            meets weight 5b + i of that group, and 0 where the byte counts for the word's other copy or where there is
- *            no weight. Line::start is what the sums of the sixteen lanes begin with: -(sum of the v that a lane meets),
- *            since weights are digit - 1. Lines lie [line][row]; what is missing at the end of k are zeros.
+ *            no weight. Line::start is what the sums of the sixteen lanes begin with: -(sum of the v that a lane
+ *            meets), since weights are digit - 1. Lines lie [line][row]; what is missing at the end of k are zeros.
  * Exactness  see accel/fixed_point.h.
  */
 #ifndef T5_PLANES_H
@@ -31,56 +32,60 @@ struct Line {
 /* The lanes of a block and of a line of the tail; SIZE is the group's. */
 template <int SIZE>
 struct LaneMap {
-  static constexpr int kBytes = SIZE / 64 * 13, kExtra = SIZE == 64 ? 3 : 1, kLines = 13 + kExtra;
+  static constexpr int kBytes = SIZE / 64 * 13, kLines = 14;
+  static constexpr bool kBlocks = SIZE == 128;
   static constexpr int64_t kBlockBytes = 832, kBlockWeights = 4096, kBlockGroups = kBlockWeights / SIZE;
   static constexpr int64_t kTailBytes = 52, kTailWeights = 256, kTailGroups = kTailWeights / SIZE;
 
-  /* Blocks: the first group of a line, and the group of each lane from there on; for the lines of shared words from the
+  /* Blocks: the first group of a line, and the group of each lane from there on; for the line of shared words from the
    * block's first group on. */
   int32_t base[13];
   alignas(64) int32_t group[kLines][16];
-  uint64_t counts[kLines];     /* bytes that count in this line */
-  uint16_t shared[kExtra][13]; /* lanes of line j whose words are repeated in line 13 + e */
+  uint64_t counts[kLines]; /* bytes that count in this line */
+  uint16_t shared[13];     /* lanes of line j whose words are repeated in the last line */
   /* The tail: which word each lane holds, its group, and the bytes that count. */
   alignas(64) int32_t tail_word[16];
   alignas(64) int32_t tail_group[16];
   uint64_t tail_counts;
 
+  static constexpr int first_group(int word) { return 4 * word / kBytes; }
+  static constexpr int last_group(int word) { return (4 * word + 3) / kBytes; }
+  /* Bytes of a word that belong to a group, at lane l. */
+  static constexpr uint64_t bytes_of(int word, int group, int l) {
+    uint64_t found = 0;
+    for (int b = 0; b < 4; ++b) {
+      if ((4 * word + b) / kBytes == group) found |= (uint64_t)1 << (4 * l + b);
+    }
+    return found;
+  }
+
   constexpr LaneMap() : base(), group(), counts(), shared(), tail_word(), tail_group(), tail_counts() {
-    for (int j = 0; j < 13; ++j) base[j] = 64 * j / kBytes;
-    for (int d = 0; d < 208; ++d) {
-      const int j = d / 16, l = d % 16, first = 4 * d / kBytes, last = (4 * d + 3) / kBytes;
+    for (int d = 0; kBlocks && d < 208; ++d) {
+      const int j = d / 16, l = d % 16, first = first_group(d), last = last_group(d);
+      if (l == 0) base[j] = first;
       group[j][l] = first - base[j];
-      for (int b = 0; b < 4; ++b) {
-        if ((4 * d + b) / kBytes == first) counts[j] |= (uint64_t)1 << (4 * l + b);
-      }
+      counts[j] |= bytes_of(d, first, l);
       if (first == last) continue;
-      const int e = kExtra == 1 ? 0 : d % 13 / 3 - 1;
-      shared[e][j] = (uint16_t)(shared[e][j] | 1 << l);
-      group[13 + e][l] = last;
-      for (int b = 0; b < 4; ++b) {
-        if ((4 * d + b) / kBytes == last) counts[13 + e] |= (uint64_t)1 << (4 * l + b);
-      }
+      shared[j] = (uint16_t)(shared[j] | 1 << l);
+      group[13][l] = last;
+      counts[13] |= bytes_of(d, last, l);
     }
     int next = 13;
-    for (int l = 0; l < 13; ++l) {
-      const int first = 4 * l / kBytes, last = (4 * l + 3) / kBytes;
-      tail_word[l] = l;
-      tail_group[l] = first;
-      if (last != first) {
-        tail_word[next] = l;
-        tail_group[next++] = last;
-      }
-    }
-    for (int l = 0; l < next; ++l) {
-      for (int b = 0; b < 4; ++b) {
-        if ((4 * tail_word[l] + b) / kBytes == tail_group[l]) tail_counts |= (uint64_t)1 << (4 * l + b);
-      }
+    for (int d = 0; d < 13; ++d) {
+      const int first = first_group(d), last = last_group(d);
+      tail_word[d] = d;
+      tail_group[d] = first;
+      tail_counts |= bytes_of(d, first, d);
+      if (first == last) continue;
+      tail_word[next] = d;
+      tail_group[next] = last;
+      tail_counts |= bytes_of(d, last, next++);
     }
   }
 
+  static int64_t blocks(int64_t k) { return kBlocks ? k / kBlockWeights : 0; }
   static int64_t lines(int64_t k) {
-    return k / kBlockWeights * kLines + ceil_div(k % kBlockWeights, kTailWeights);
+    return blocks(k) * kLines + ceil_div(k - blocks(k) * kBlockWeights, kTailWeights);
   }
 };
 template <int SIZE>
@@ -149,17 +154,15 @@ void make_lines(const int8_t* planes, int64_t k, Line* lines, int64_t rows) {
   const M& map = kLanes<SIZE>;
   const int64_t size = plane_bytes(k);
   int64_t at = 0;
-  for (int64_t block = 0; block < k / M::kBlockWeights; ++block, at += M::kBlockBytes, lines += M::kLines * rows) {
+  for (int64_t block = 0; block < M::blocks(k); ++block, at += M::kBlockBytes, lines += M::kLines * rows) {
     for (int pi = 0; pi < 15; ++pi) {
-      __m512i repeated[M::kExtra] = {};
+      __m512i repeated = _mm512_setzero_si512();
       for (int j = 0; j < 13; ++j) {
         const __m512i v = _mm512_loadu_si512(planes + pi * size + at + 64 * j);
-        for (int e = 0; e < M::kExtra; ++e) repeated[e] = _mm512_mask_mov_epi32(repeated[e], map.shared[e][j], v);
+        repeated = _mm512_mask_mov_epi32(repeated, map.shared[j], v);
         lines[j * rows].plane[pi / 5][pi % 5] = _mm512_maskz_mov_epi8(map.counts[j], v);
       }
-      for (int e = 0; e < M::kExtra; ++e) {
-        lines[(13 + e) * rows].plane[pi / 5][pi % 5] = _mm512_maskz_mov_epi8(map.counts[13 + e], repeated[e]);
-      }
+      lines[13 * rows].plane[pi / 5][pi % 5] = _mm512_maskz_mov_epi8(map.counts[13], repeated);
     }
     for (int j = 0; j < M::kLines; ++j) start_of(lines[j * rows]);
   }

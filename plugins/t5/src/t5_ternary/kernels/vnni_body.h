@@ -1,7 +1,7 @@
 /* y = x @ W.T (+ bias) for 1..16 rows of x by integer dot products: AVX-512 VNNI and VBMI.
  *
- * Layout     W as in product.cpp, read in lines of sixteen words as planes.h describes: 4096 weights are fourteen or
- *            sixteen lines.
+ * Layout     W as in product.cpp, read in lines of sixteen words as planes.h describes: 4096 weights are fourteen lines
+ *            in groups of 128, sixteen in groups of 64.
  * Rows       1..16, any n, any k that is a multiple of the group.
  * Exactness  rounding. x enters as fixed point of 24 bits (accel/fixed_point.h). What the digits of one lane add up to,
  *            sum of (digit - 1) * v, is an exact integer below 2^31; it is rounded to float32 and multiplied by its
@@ -180,18 +180,6 @@ struct Vnni {
     }
   }
 
-  /* Scales of the groups that the lanes of a line of shared words belong to; `scale` begins with the block's first. */
-  static __m512 shared_scale(const float* scale, int e) {
-    const __m512i of = _mm512_load_si512(kLanes<SIZE>.group[13 + e]);
-    const __m512 low = _mm512_permutex2var_ps(_mm512_loadu_ps(scale), of, _mm512_loadu_ps(scale + 16));
-    if constexpr (M::kBlockGroups == 32) {
-      return low;
-    } else {
-      const __m512 high = _mm512_permutex2var_ps(_mm512_loadu_ps(scale + 32), of, _mm512_loadu_ps(scale + 48));
-      return _mm512_mask_mov_ps(low, _mm512_cmpge_epi32_mask(of, _mm512_set1_epi32(32)), high);
-    }
-  }
-
   /* Groups g0 ... g0 + groups of outputs n0 ... n0 + kOutputs - 1, all rows: sums[m * kUnit + r].
    *   scale  of these groups, `groups` for each output */
   template <bool ONE>
@@ -207,37 +195,33 @@ struct Vnni {
     for (int r = 0; r < kOutputs; ++r) acc[r] = _mm512_load_ps(sums[r]);
     const Line* x = job.lines + M::lines(g0 * SIZE) * job.count;
     int64_t g = 0;
-    for (; g + M::kBlockGroups <= groups; g += M::kBlockGroups) {
-      alignas(64) int32_t shared[kOutputs][M::kExtra][16];
+    for (; M::kBlocks && g + M::kBlockGroups <= groups; g += M::kBlockGroups) {
+      alignas(64) int32_t shared[kOutputs][16];
+      Split split[kOutputs];
+      __m512 s[kOutputs];
       for (int j = 0; j < 13; ++j, x += job.count) {
-        Split split[kOutputs];
-        __m512 s[kOutputs];
         const __m512i of = _mm512_load_si512(map.group[j]);
 #pragma GCC unroll 4
         for (int r = 0; r < kOutputs; ++r) {
           const __m512i packed = _mm512_loadu_si512(w[r] + 64 * j);
           __builtin_prefetch(w[r] + 64 * j + far, 0, 2);
           __builtin_prefetch(w[r] + 64 * j + near);
-#pragma GCC unroll 3
-          for (int e = 0; e < M::kExtra; ++e) _mm512_mask_store_epi32(shared[r][e], map.shared[e][j], packed);
+          _mm512_mask_store_epi32(shared[r], map.shared[j], packed);
           split[r] = Split(packed);
           s[r] = _mm512_permutexvar_ps(of, _mm512_loadu_ps(scale + r * groups + g + map.base[j]));
         }
         line<ONE>(split, s, x, job.count, acc, sums);
       }
-#pragma GCC unroll 3
-      for (int e = 0; e < M::kExtra; ++e, x += job.count) {
-        Split split[kOutputs];
-        __m512 s[kOutputs];
+      const __m512i of = _mm512_load_si512(map.group[13]);
 #pragma GCC unroll 4
-        for (int r = 0; r < kOutputs; ++r) {
-          split[r] = Split(_mm512_load_si512(shared[r][e]));
-          s[r] = shared_scale(scale + r * groups + g, e);
-        }
-        line<ONE>(split, s, x, job.count, acc, sums);
+      for (int r = 0; r < kOutputs; ++r) {
+        const float* of_block = scale + r * groups + g;
+        split[r] = Split(_mm512_load_si512(shared[r]));
+        s[r] = _mm512_permutex2var_ps(_mm512_loadu_ps(of_block), of, _mm512_loadu_ps(of_block + 16));
+        w[r] += M::kBlockBytes;
       }
-#pragma GCC unroll 4
-      for (int r = 0; r < kOutputs; ++r) w[r] += M::kBlockBytes;
+      line<ONE>(split, s, x, job.count, acc, sums);
+      x += job.count;
     }
     const __m512i word_of = _mm512_load_si512(map.tail_word), group_of = _mm512_load_si512(map.tail_group);
     for (; g < groups; g += M::kTailGroups, x += job.count) {
@@ -246,7 +230,7 @@ struct Vnni {
       __m512 s[kOutputs];
 #pragma GCC unroll 4
       for (int r = 0; r < kOutputs; ++r) {
-        const __m512i packed = _mm512_maskz_loadu_epi8(have, w[r]);
+        const __m512i packed = w[r] + 64 <= p.w_end ? _mm512_loadu_si512(w[r]) : _mm512_maskz_loadu_epi8(have, w[r]);
         __builtin_prefetch(w[r] + far, 0, 2);
         __builtin_prefetch(w[r] + near);
         w[r] += M::kTailBytes;
