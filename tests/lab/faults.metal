@@ -362,6 +362,30 @@ kernel void good_threadgroup_memory(device float* o, uint i [[thread_position_in
     o[i] = a[i];
 }
 #define MANY(n) threadgroup float n##0[256], n##1[256], n##2[256], n##3[256], n##4[256], n##5[256], n##6[256], n##7[256]
+kernel void good_declarations(device float* o, uint i [[thread_position_in_threadgroup]]) {
+    alignas(16) threadgroup float a[64];
+    volatile threadgroup float b[64], c[64];
+    threadgroup alignas(8) volatile float d[64];
+    threadgroup union {
+        float f[64];
+        uint u[64];
+    } e;
+    threadgroup struct Local {
+        float f;
+    } g[64];
+    a[i] = b[i] = c[i] = d[i] = e.f[i] = g[i].f = i;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    uint k = 63 - i;
+    o[i] = a[k] + b[k] + c[k] + d[k] + e.f[k] + g[k].f;
+}
+kernel void bad_race_in_union(device float* o, uint i [[thread_position_in_threadgroup]]) {
+    threadgroup union {
+        float f[64];
+        uint u[64];
+    } e;
+    e.f[i] = i;
+    o[i] = e.u[i ^ 1];  // race
+}
 kernel void bad_many_variables(device float* o, uint i [[thread_position_in_threadgroup]]) {  // threadgroup-memory
     MANY(a);
     MANY(b);

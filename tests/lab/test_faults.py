@@ -85,6 +85,16 @@ def test_near_miss(name: str) -> None:
     assert report.faults == (), [str(f) for f in report.faults]
 
 
+def test_every_way_to_declare_a_variable_shares_it() -> None:
+    assert (launch("good_declarations").outputs[0] == 6 * (63 - np.arange(64))).all()
+
+
+def test_a_threadgroup_variable_with_a_value_is_refused() -> None:
+    source = "kernel void f(device float* o) {\n    threadgroup float s = 1;\n    o[0] = s;\n}"
+    with pytest.raises(lab.LabError, match=r"kernel\.metal:2: error: a threadgroup variable has no initial value"):
+        lab.run_msl(source, "f", {0: np.zeros(1, np.float32)}, (1, 1, 1), (1, 1, 1))
+
+
 def test_every_kind_is_planted() -> None:
     from backend_core.testing.lab import launch_abi
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from .errors import LabError
 from .tokens import Tokens
 from .twins import drop_twins
 
@@ -220,10 +221,33 @@ def share_threadgroup_variables(t: Tokens, shared: str = _STORAGE) -> None:
     i = 0
     while i < len(t.text):
         if t.text[i] == "threadgroup" and t.kind[i] == "name":
-            before = t.previous(i - 1)
+            first = _declaration_start(t, i)
+            before = t.previous(first - 1)
             if before < 0 or t.text[before][-1] in ";{}:":
-                i = _share(t, i, shared)
+                end = _share(t, i, shared)
+                if end > i and first < i:
+                    t.blank(first, i - 1)  # alignment and `volatile` make no difference here
+                i = end
         i += 1
+
+
+def _declaration_start(t: Tokens, i: int) -> int:
+    """Where the declaration begins that has `threadgroup` at i: `alignas(16) volatile threadgroup float s[4];`."""
+    first = i
+    while True:
+        j = t.previous(first - 1)
+        if j >= 0 and t.text[j] in ("volatile", "const", "static"):
+            first = j
+        elif j >= 0 and t.text[j] == ")":
+            opening = j
+            while opening >= 0 and t.text[opening] != "(":
+                opening -= 1
+            word = t.previous(opening - 1)
+            if word < 0 or t.text[word] != "alignas":
+                return first
+            first = word
+        else:
+            return first
 
 
 def _share(t: Tokens, i: int, shared: str) -> int:
@@ -233,7 +257,13 @@ def _share(t: Tokens, i: int, shared: str) -> int:
     j = t.next(i + 1)
     while j < len(t.text) and t.text[j] != ";":
         text = t.text[j]
-        if text in ("*", "&", "(", "{", "="):
+        if text == "{" and {"struct", "union", "class"} & set(t.text[i:j]):
+            j = t.closing(j)  # the type is defined on the spot
+            pending = -1
+        elif text in ("=", "{"):
+            file, line = t.place(i)
+            raise LabError(f"{file}:{line}: error: a threadgroup variable has no initial value in Metal")
+        elif text in ("*", "&", "("):
             return i  # a pointer, a reference, a function: an ordinary declaration
         if text == "<":
             j = t.after_angles(j) - 1
@@ -251,6 +281,9 @@ def _share(t: Tokens, i: int, shared: str) -> int:
         return i
     base = re.sub(r"\balignas\s*\([^()]*\)", "", t.join(i + 1, first_name - 1)).strip()
     parts: list[str] = []
+    if base.endswith("}"):
+        parts.append(f"using lab_base_{t.text[first_name]} = {' '.join(base.split())};")
+        base = f"lab_base_{t.text[first_name]}"
     j = first_name
     name, bounds = t.text[first_name], ""
     while True:
