@@ -8,6 +8,7 @@ and changes no call that is right. Put in place when a checkpoint with t5 weight
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -55,11 +56,50 @@ def _routed(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         size = _group_size(w, scales)
         if not size or given.get("mode", "affine") != "affine":
             return original(*args, **kwargs)
+        if name == "quantized_matmul" and given.get("transpose", True) and "stream" not in given:
+            product = _product(w, scales)
+            if product is not None:
+                return product(args[0])
         given.update(biases=-scales, group_size=size, bits=2)
         return original(*args[:before], words(w, size), scales, **given)
 
     function._t5_original = original  # type: ignore[attr-defined]
     return function
+
+
+#: Modules whose products the CPU kernel may compute, and those that were built: id of the weights -> (module, product).
+_watched: list[weakref.ref[Any]] = []
+_products: dict[int, tuple[weakref.ref[Any], Callable[[mx.array], mx.array]]] = {}
+
+
+def watch(module: Any) -> None:
+    """Let products with this module's weights be computed by the kernel, as long as it lives and holds them."""
+    _watched[:] = [r for r in _watched if r() is not None]
+    _watched.append(weakref.ref(module))
+
+
+def _product(w: mx.array, scales: mx.array) -> Callable[[mx.array], mx.array] | None:
+    """The kernel's product with the weights of a watched module; None where there is no kernel for it."""
+    from backend_core import native
+
+    if w.ndim != 2 or mx.default_device() != mx.cpu or not native.available():
+        return None
+    found = _products.get(id(w))
+    if found is not None and (module := found[0]()) is not None and _holds(module, w, scales):
+        return found[1]
+    module = next((m for r in _watched if (m := r()) is not None and _holds(m, w, scales)), None)
+    if module is None:
+        return None
+    from .product import build
+
+    product = build({"weight": w, "scales": scales})
+    _products[id(w)] = (weakref.ref(module), product)
+    weakref.finalize(module, _products.pop, id(w), None)
+    return product
+
+
+def _holds(module: Any, w: mx.array, scales: mx.array) -> bool:
+    return module.get("weight") is w and module.get("scales") is scales
 
 
 def _group_size(w: Any, scales: Any) -> int:

@@ -79,7 +79,8 @@ def first_fault(packed: np.ndarray, group_size: int) -> str:
         return f"byte {at} is {int(packed.reshape(-1)[at])}; five trits are at most {LARGEST}"
     padding, digits = PADDING[group_size]
     last = packed.reshape(-1, GROUP_BYTES[group_size])[:, -1]
-    wrong = last // 3**digits != padding // 3**digits
+    # Bytes below the padding's wrap around.
+    wrong = last - np.uint8(padding) >= 3**digits
     if wrong.any():
         return f"the last byte of group {int(np.argmax(wrong))} does not end in trits of 1"
     return ""

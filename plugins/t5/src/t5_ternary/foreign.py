@@ -14,6 +14,7 @@ def adopt(module: nn.Module, weight: mx.array, scales: mx.array, group_size: int
     The module keeps its class and code; its biases become None, and mlx's operations take what it hands them.
     """
     calls.install()
+    calls.watch(module)
     module.weight = mx.zeros(weight.shape, mx.uint8)
     module.scales = mx.zeros(scales.shape, scales.dtype)
     module.biases = None
