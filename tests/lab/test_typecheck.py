@@ -159,3 +159,19 @@ def test_without_a_checker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     with pytest.raises(lab.CompilerMissing, match="pip install ziglang"):
         lab.find_type_checker()
     typecheck.find_type_checker.cache_clear()
+
+
+def test_vectors_that_are_initialised_in_brackets() -> None:
+    text = """#include <metal_stdlib>
+    using namespace metal;
+    float4 twice(float4 v);
+    kernel void f(device float* o, uint i [[thread_position_in_grid]]) {
+        float4 v(1, 2, 3, 4);
+        half3 h(v.xy, 1);
+        vec<float, 2> w(i);
+        packed_float3 p(v.xyz);
+        for (uint2 k(0, 1); k.x < 2; k += 1) o[i] += v.x + h.z + w.y + p.x;
+    }"""
+    assert lab.check_msl(text) == ()
+    found = lab.check_msl(text.replace("v(1, 2, 3, 4)", "v(1, 2, 3)"))
+    assert [f.line for f in found] == [5]

@@ -54,6 +54,10 @@ def rewrite_for_check(text: str) -> tuple[str, list[str], list[tuple[str, str, i
     take_function_constants(t, found)
     outside = _outside_of_kernels(t, found)
     share_threadgroup_variables(t, shared="threadgroup lab_type_{0}& {0} = *lab_shared<lab_type_{0}>();")
+    for first, last in _function_bodies(t):
+        for i in range(first, last):
+            if t.kind[i] == "name":
+                _initialise_by_call(t, i)
     for i in range(len(t.text)):
         if t.kind[i] == "name":
             _name_constructor(t, i)
@@ -65,6 +69,37 @@ def _is_reference(t: Tokens, i: int) -> bool:
     while i < len(t.text) and t.text[i] not in ("*", "&", ",", ")", ";", "=", "(", "{"):
         i = t.after_angles(i) if t.text[i] == "<" else i + 1
     return i < len(t.text) and t.text[i] == "&"
+
+
+def _function_bodies(t: Tokens) -> list[tuple[int, int]]:
+    """First and last token of the blocks that follow a `)`, outermost ones."""
+    out = []
+    i = 0
+    while i < len(t.text):
+        before = t.previous(i - 1)
+        if t.text[i] == "{" and before >= 0 and t.text[before] in (")", "const"):
+            close = t.closing(i)
+            out.append((i, close))
+            i = close
+        i += 1
+    return out
+
+
+def _initialise_by_call(t: Tokens, i: int) -> None:
+    """`float4 v(a, b);` in a function becomes `float4 v = float4(a, b);`, also for `vec<T, 4>`."""
+    name = t.next(i + 1)
+    if t.text[i] == "vec" and name < len(t.text) and t.text[name] == "<":
+        name = t.next(t.after_angles(name))
+    elif not _VECTOR.match(t.text[i]):
+        return
+    opening = t.next(name + 1)
+    if opening >= len(t.text) or t.kind[name] != "name" or t.text[opening] != "(":
+        return
+    after = t.next(t.closing(opening) + 1)
+    if t.next(opening + 1) < t.closing(opening) and after < len(t.text) and t.text[after] in (";", ","):
+        kind = "".join(t.text[i:name]).strip()
+        made = kind if t.text[i] != "vec" else f"metal::{kind}"
+        t.text[opening] = f" = metal::lab_make<{made}>("
 
 
 def _name_constructor(t: Tokens, i: int) -> None:
