@@ -122,12 +122,13 @@ class Session:
         for c in candidates:
             begin = time.perf_counter()
             self._remember(c, found)
-            # One layer first: an offer that loses the race costs no more than that.
-            for i in list(c.functions):
-                self._verify(c, found, probe, [i])
-                if i in c.verified or self._fails_alike(c):
-                    break
-            self._time(c, found, probe)
+            if c.how == "profile":
+                # It worked when it was raced. What loses is not run again, since that may compile it; what wins is
+                # verified before it is used.
+                self.verified.add(c.offer.plugin)
+            else:
+                self._verify_one(c, found, probe)
+                self._time(c, found, probe)
             self.spent[c.label] += time.perf_counter() - begin
         decisions = self._settle(found, probe, candidates, refusals)
         self.winners.update(w.label for _, winners in decisions for w in winners if w is not None)
@@ -181,6 +182,8 @@ class Session:
             if not todo:
                 return decisions
             for w, indices in todo.values():
+                if not w.verified:
+                    self._verify_one(w, found, probe)
                 self._verify(w, found, probe, indices)
 
     def _candidates(self, found: list[Found], refusals: list[list[Loser]]) -> list[Candidate]:
@@ -249,6 +252,13 @@ class Session:
         if c.verified:
             self.verified.add(c.offer.plugin)
 
+    def _verify_one(self, c: Candidate, found: list[Found], probe: Probe) -> None:
+        """One layer first: an offer that loses the race, or fails everywhere, costs no more than that."""
+        for i in list(c.functions):
+            self._verify(c, found, probe, [i])
+            if i in c.verified or self._fails_alike(c):
+                break
+
     def _fails_alike(self, c: Candidate) -> bool:
         """True if two layers raised the same; then all others are failed too, since each may cost a compilation."""
         raised = [text for text in c.failures.values() if text.startswith(RAISED)]
@@ -279,8 +289,6 @@ class Session:
         if self.policy.race == "off":
             c.why_untimed = "never raced on this machine (race=off)"
             return
-        import mlx.core as mx
-
         modules = [found[i].module for i in c.functions]
         slots = {id(found[i].module): self._slot(found[i].module, probe, f, f) for i, f in c.functions.items()}
 
@@ -288,11 +296,7 @@ class Session:
             return slots[id(module)].call(module, *args)
 
         try:
-            # These rows run here for the first time: a crash must be traced to this offer.
-            with self._marker(c)():
-                for m in wanted:
-                    mx.eval(ours(modules[0], *probe.args(m)))
-            c.timings = race.race(probe, modules, ours, wanted, self.device)
+            c.timings = race.race(probe, modules, ours, wanted, self.device, watch=self._marker(c))
         except (Exception, SystemExit) as error:
             c.why_untimed = f"race: {describe(error)}"
             return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from backend_core import race
@@ -100,6 +102,30 @@ def test_a_slow_offer_costs_little(monkeypatch) -> None:
 
     run(monkeypatch, probe, seconds, rows=(1,))
     assert sum(spent) < 2.0
+
+
+def test_what_is_slower_at_rows_1_is_not_tried_at_the_others_of_its_unit(monkeypatch) -> None:
+    probe = FakeProbe(True)
+    result = run(monkeypatch, probe, lambda kind, rows: 1e-3 * (0.8 if kind == "stock" else 1), "cuda")
+    assert {rows for _, rows in probe.calls} == {1, 64}
+    assert result[1] is result[4] is result[16] and not result[1].not_slower
+    even = FakeProbe(True)
+    run(monkeypatch, even, lambda kind, rows: 1e-3, "cuda")
+    assert {rows for _, rows in even.calls} == {1, 4, 16, 64}
+
+
+def test_the_first_run_at_each_number_of_rows_is_watched(monkeypatch) -> None:
+    probe, first = FakeProbe(True), []
+
+    @contextlib.contextmanager
+    def watch():
+        before = len(probe.calls)
+        yield
+        first.append(probe.calls[before:])
+
+    monkeypatch.setattr(race, "_batch_time", lambda call, modules, calls: (call(modules[0]), 1e-3)[1])
+    race.race(probe, ["m"], lambda module, rows: probe.calls.append(("ours", rows)), (1, 4), "cuda", watch=watch)
+    assert first == [[("ours", 1)], [("ours", 4)]] and probe.calls.index(("stock", 1)) > 0
 
 
 def test_layers_take_turns(monkeypatch) -> None:

@@ -46,7 +46,7 @@ def fake_race(monkeypatch: pytest.MonkeyPatch, times: dict[str, dict[int, float]
     """Race results by offer name: our seconds, with stock at 1.0 a row. Returns the list of races run."""
     ran = []
 
-    def race(probe, modules, ours, rows, device="cpu"):
+    def race(probe, modules, ours, rows, device="cpu", **_):
         name = ours.__closure__ and [c.cell_contents for c in ours.__closure__ if isinstance(c.cell_contents, dict)]
         slot = next(iter(name[0].values()))
         label = getattr(slot.small, "offer_name", "exact")
@@ -389,6 +389,54 @@ def test_with_a_profile_every_layer_of_a_big_group_is_still_verified(monkeypatch
     assert stock == ["layers.3", "layers.4"]
 
 
+def test_what_lost_by_the_profile_is_not_run_again(monkeypatch) -> None:
+    ran: list[str] = []
+
+    def select_linear(site):
+        def build(module):
+            right = toys.dequantized(site, module)
+
+            def call(x):
+                ran.append(site.path)
+                return right(x)
+
+            call.offer_name = "slow"
+            return call
+
+        return Offer("slow", build, row_invariant=True)
+
+    plugin = toys.module_with(select_linear=select_linear)
+    fake_race(monkeypatch, {"slow": {m: 2.0 * m for m in FAST}})
+    policy = Policy(plugins="+p")
+    for expected in (True, False):
+        ran.clear()
+        report = accelerate(Two(), policy, host=toys.host(policy, p=plugin))
+        assert report.decision("a").chosen == STOCK and "0.50x" in losers(report)["p/slow"]
+        assert bool(ran) is expected
+
+
+def test_what_won_by_the_profile_and_raises_now_is_tried_on_two_layers(monkeypatch) -> None:
+    fake_race(monkeypatch, {"fast": FAST})
+    assert select(Policy(), p=offer("fast")).decision("a").accelerated
+    tried = []
+
+    class Many(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = [nn.QuantizedLinear(64, 96, bias=False, group_size=32, bits=4) for _ in range(4)]
+
+    def select_linear(site):
+        def call(x):
+            tried.append(site.path)
+            raise RuntimeError("does not compile")
+
+        return Offer("fast", lambda module: call, row_invariant=True)
+
+    report = select(Policy(), Many(), p=toys.module_with(select_linear=select_linear))
+    assert set(tried) == {"layers.0", "layers.1"}
+    assert all("does not compile" in losers(report, f"layers.{i}")["p/fast"] for i in range(4))
+
+
 def test_race_off_uses_the_profile_only(monkeypatch) -> None:
     ran = fake_race(monkeypatch, {"fast": FAST})
     report = select(Policy(race="off"), p=offer("fast"))
@@ -504,7 +552,7 @@ def test_the_report_is_json_with_one_decision_per_site() -> None:
 
 def test_where_stock_cannot_run_the_offer_runs_and_the_report_quotes_stock(monkeypatch) -> None:
     how = "stock fails (ValueError: 1 is not supported)"
-    monkeypatch.setattr(race_module, "race", lambda probe, modules, ours, rows, device="cpu": {
+    monkeypatch.setattr(race_module, "race", lambda probe, modules, ours, rows, device="cpu", **_: {
         m: Timing(1e-5, 1e5, 0.0, how) for m in rows})  # fmt: skip
     decision = select(Policy(), p=offer("only")).decision("a")
     assert [(b.chosen, b.ratio, b.how) for b in decision.buckets] == [("p/only", 0.0, how)] * 2

@@ -151,7 +151,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, generations, compiler) -> LabDevice:
     for module in (machine, walk):
         monkeypatch.setattr(module, "default_device", lambda: device.name)
     monkeypatch.setattr(gpu_offers.SimtKernel, "bind", lambda self, name, launch: device.bind(self, launch))
-    monkeypatch.setattr(race, "race", lambda probe, modules, ours, rows, device: {
+    monkeypatch.setattr(race, "race", lambda probe, modules, ours, rows, device, **_: {
         m: Timing(1.0, 2.0, 0.01) for m in rows})  # fmt: skip
     return device
 
@@ -188,7 +188,7 @@ def test_a_model_is_verified_and_runs_as_on_a_gpu(gpu, name) -> None:
 @pytest.mark.lab
 def test_one_bit_runs_at_any_number_of_rows_where_stock_has_no_kernel(gpu, monkeypatch) -> None:
     gpu.name = "cuda"
-    monkeypatch.setattr(race, "race", lambda probe, modules, ours, rows, device: {
+    monkeypatch.setattr(race, "race", lambda probe, modules, ours, rows, device, **_: {
         m: Timing(1e-5, 1e5, 0.0, "stock fails (ValueError: 1 is not supported)") for m in rows})  # fmt: skip
     model = Model(bits=1)
     report = select(model)
