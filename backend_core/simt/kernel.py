@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .included import include
 from .text import KernelText, text_of
 
 #: Threadgroup memory by device: what every Apple GPU has, and what a CUDA kernel has without asking.
@@ -108,16 +107,37 @@ class SimtKernel:
             raise ValueError(f"kernel {self.name!r} does not run on {device!r}")
         return _made(self, device)
 
-    def bind(self, device: str, launch: Launch) -> Callable[..., Any]:
+    def bind(self, device: str, launch: Launch, fixed: Sequence[Any] = ()) -> Callable[..., Any]:
         """One launch on ``"metal"`` or ``"cuda"``: ``f(inputs=, output_shapes=, output_dtypes=)`` -> outputs.
 
-        As ``on(device)`` with the keywords of `arguments`, but a call takes less time on CUDA.
+        fixed
+            Arrays that are the last inputs of every call, and are not given there.
+
+        As ``on(device)`` with the keywords of `arguments`, but on CUDA a call takes less time, and what was compiled
+        once on this machine is not compiled again.
+
+        Raises ValueError for another device, RuntimeError where mlx does not have it.
         """
         import mlx.core as mx
 
+        from . import bound
+
+        if device == "metal":
+            return bound.metal(self, launch, fixed)
         if device != "cuda":
-            return functools.partial(self.on(device), **arguments(launch, mx))
-        return functools.partial(_bound(self, launch.template), grid=launch.grid, threadgroup=launch.threadgroup)
+            raise ValueError(f"kernel {self.name!r} does not run on {device!r}")
+        if not mx.cuda.is_available():
+            raise RuntimeError(f"kernel {self.name!r}: mlx has no CUDA here")
+        return bound.cuda(self, launch, fixed)
+
+    def compile_ahead(self, launches: Iterable[Launch], inputs: Sequence[Any], output_dtypes: Sequence[Any]) -> None:
+        """Compile for CUDA what these launches need, all at once; the calls that follow compile nothing.
+
+        inputs: arrays of a call, fixed ones included; only their dtypes count.
+        """
+        from . import bound
+
+        bound.compile_ahead(self, launches, inputs, output_dtypes)
 
 
 #: Types of template parameters on CUDA.
@@ -133,19 +153,6 @@ def constants(template: Sequence[tuple[str, str | int | bool]]) -> str:
         else:
             lines.append(f"constexpr {'bool' if isinstance(v, bool) else 'int'} {name} = {str(v).lower()};\n")
     return "".join(lines)
-
-
-@functools.cache
-def _bound(kernel: SimtKernel, template: tuple[tuple[str, str | int | bool], ...]) -> Any:
-    # Template parameters and functions that mlx does not see: it formats the former and copies and hashes the latter at
-    # every call.
-    import mlx.core as mx
-
-    text = kernel.text("cuda")
-    return mx.fast.cuda_kernel(
-        name=kernel.name, input_names=list(kernel.inputs), output_names=list(kernel.outputs),
-        source=constants(template) + text.source, header=include(text.header),
-    )  # fmt: skip
 
 
 @functools.cache

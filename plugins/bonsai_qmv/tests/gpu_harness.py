@@ -103,8 +103,8 @@ class LabDevice:
         self.calls: list[dict[str, Any]] = []
         self.failed = 0
 
-    def bind(self, kernel: SimtKernel, launch: Launch) -> Any:
-        """In place of ``kernel.bind(device, launch)``."""
+    def bind(self, kernel: SimtKernel, launch: Launch, fixed: Any = ()) -> Any:
+        """In place of ``kernel.bind(device, launch, fixed)``."""
         import mlx.core as mx
 
         made = kernel.lab()
@@ -116,7 +116,7 @@ class LabDevice:
                                "symmetric": launch.value("SYMMETRIC")})  # fmt: skip
             try:
                 result = made(
-                    inputs=[from_mlx(a) for a in inputs], output_shapes=output_shapes,
+                    inputs=[from_mlx(a) for a in (*inputs, *fixed)], output_shapes=output_shapes,
                     output_dtypes=[dtype_of(d) for d in output_dtypes], **arguments(launch, lab),
                 ).check()  # fmt: skip
             except Exception:

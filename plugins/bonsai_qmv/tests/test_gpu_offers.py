@@ -150,7 +150,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch, generations, compiler) -> LabDevice:
     device = LabDevice()
     for module in (machine, walk):
         monkeypatch.setattr(module, "default_device", lambda: device.name)
-    monkeypatch.setattr(gpu_offers.SimtKernel, "bind", lambda self, name, launch: device.bind(self, launch))
+    monkeypatch.setattr(gpu_offers.SimtKernel, "bind", lambda self, name, launch, fixed=(): device.bind(
+        self, launch, fixed))  # fmt: skip
+    monkeypatch.setattr(gpu_offers.SimtKernel, "compile_ahead", lambda self, launches, inputs, dtypes: None)
     monkeypatch.setattr(race, "race", lambda probe, modules, ours, rows, device, **_: {
         m: Timing(1.0, 2.0, 0.01) for m in rows})  # fmt: skip
     return device

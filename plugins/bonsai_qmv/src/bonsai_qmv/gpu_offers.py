@@ -139,12 +139,19 @@ def product(family: Family, facts: dict[str, Any], fixed: tuple[mx.array, ...]) 
 
     n, k = facts["n"], facts["k"]
     dtypes = [getattr(mx, facts["out_dtype"])]
+    kernel, device = family.kernel, family.device
+
+    @functools.cache
+    def launch(rows: int) -> Any:
+        return kernel.launch(**{**facts, "rows": rows})
 
     @functools.cache
     def started(rows: int) -> Callable[..., Any]:
-        return family.kernel.bind(family.device, family.kernel.launch(**{**facts, "rows": rows}))
+        return kernel.bind(device, launch(rows), fixed)
 
     small = [started(family.step(max(rows, 1))) for rows in range(MOST_ROWS + 1)]
+    # Nothing is compiled before the first call, which then compiles for all rows at once.
+    ahead = [launch(step) for step in family.steps] if device == "cuda" else []
 
     def stock(x: mx.array) -> mx.array:
         w, scales, biases, bias = fixed
@@ -157,9 +164,12 @@ def product(family: Family, facts: dict[str, Any], fixed: tuple[mx.array, ...]) 
         # Kernels made at run time have no gradients; stock's have.
         if native.in_tracing(x):
             return stock(x)
+        if ahead:
+            kernel.compile_ahead(ahead, (x, *fixed), dtypes)
+            ahead.clear()
         rows = x.size // k
-        kernel = small[rows] if rows <= MOST_ROWS else started(family.step(rows))
-        return kernel(inputs=[x, *fixed], output_shapes=[(*x.shape[:-1], n)], output_dtypes=dtypes)[0]
+        call = small[rows] if rows <= MOST_ROWS else started(family.step(rows))
+        return call(inputs=[x], output_shapes=[(*x.shape[:-1], n)], output_dtypes=dtypes)[0]
 
     return f
 

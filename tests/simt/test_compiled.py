@@ -1,0 +1,188 @@
+"""CUDA kernels that are compiled without mlx: texts, the cache, what mlx is handed, and what a call gives."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import mlx.core as mx
+import pytest
+from rows import ROW_SUMS
+
+from backend_core.simt import bound, compiled, nvrtc
+
+F32 = ("float32",)
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """A GPU of compute capability 9.0, empty caches, and a compiler that notes what it is asked for."""
+    monkeypatch.setenv("MLX_ACCEL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("MLX_PTX_CACHE_DIR", str(tmp_path / "mlx"))
+    info = {"compute_capability_major": "9", "compute_capability_minor": "0"}
+    monkeypatch.setattr(mx, "device_info", lambda: info)
+    seen = SimpleNamespace(texts=[], info=info, cache=tmp_path / "cache" / "cuda", mlx=tmp_path / "mlx")
+
+    def compile_text(text, name, architecture):
+        seen.texts.append(text)
+        return f"code for {architecture} of {len(text)}".encode()
+
+    monkeypatch.setattr(nvrtc, "version", lambda: "13.0")
+    monkeypatch.setattr(nvrtc, "compile_text", compile_text)
+    compiled.architecture.cache_clear()
+    compiled.compiled.cache_clear()
+    yield seen
+    compiled.architecture.cache_clear()
+    compiled.compiled.cache_clear()
+
+
+def launch(groups: int = 1):
+    return ROW_SUMS.launch(rows=8, groups=groups, dtype="float32")
+
+
+def one(groups: int = 1, inputs=F32) -> compiled.Compiled:
+    return compiled.compiled(ROW_SUMS, launch(groups).template, inputs, F32)
+
+
+def test_the_c_library_s_hash_of_nothing() -> None:
+    if not (gcc := shutil.which("g++")):
+        pytest.skip("g++ is not installed")
+    program = Path(os.environ["MLX_ACCEL_CACHE"]).parent / "hash"
+    text = '#include <cstdio>\n#include <string>\nint main() { printf("%zu", std::hash<std::string>{}("")); }'
+    subprocess.run([gcc, "-x", "c++", "-", "-o", program], input=text, text=True, check=True)
+    assert compiled.hash_of_nothing() == int(subprocess.run([program], capture_output=True, check=True).stdout)
+
+
+def test_compiled_once_per_machine_and_handed_to_mlx(gpu) -> None:
+    kernel = one()
+    assert gpu.texts == []
+    kernel.prepare()
+    kernel.prepare()
+    (text,) = gpu.texts
+    assert f'extern "C" __global__ void {kernel.symbol}(' in text and "SYMBOL" not in text
+    code = (gpu.cache / f"{kernel.symbol}.cubin").read_bytes()
+    stem = f"{kernel.symbol}_{compiled.hash_of_nothing():x}"
+    assert (gpu.mlx / f"{stem}.ptx").read_bytes() == code
+    assert (gpu.mlx / f"{stem}.txt").read_text() == f"{kernel.symbol}\t{kernel.symbol}\n"
+    # Another process: nothing is compiled, and what mlx is handed is what was compiled, whoever changed it.
+    compiled.compiled.cache_clear()
+    (gpu.mlx / f"{stem}.ptx").write_bytes(b"other")
+    one().prepare()
+    assert len(gpu.texts) == 1 and (gpu.mlx / f"{stem}.ptx").read_bytes() == code
+
+
+def test_another_text_type_or_gpu_is_another_kernel(gpu) -> None:
+    symbols = {one().symbol, one(inputs=("float16",)).symbol, one(groups=1).symbol, one(groups=2).symbol}
+    assert len(symbols) == 3
+    gpu.info["compute_capability_major"] = "8"
+    compiled.architecture.cache_clear()
+    compiled.compiled.cache_clear()
+    assert compiled.architecture() == "sm_80" and one().symbol not in symbols
+
+
+def test_several_at_once_and_a_failure_is_left_to_the_call(gpu, monkeypatch) -> None:
+    compiled.prepare([one(), one(inputs=("float16",)), one()])
+    assert len(gpu.texts) == 2
+
+    def broken(*_):
+        raise nvrtc.CompileError("no")
+
+    monkeypatch.setattr(nvrtc, "compile_text", broken)
+    bad = one(inputs=("bfloat16",))
+    compiled.prepare([bad])
+    with pytest.raises(nvrtc.CompileError, match="no"):
+        bad.prepare()
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list:
+    """Calls of compiled kernels and of texts, in place of mlx's."""
+    made: list = []
+    monkeypatch.setattr(compiled, "why_not", lambda: "")
+    monkeypatch.setattr(compiled, "caller", lambda symbol, grid, threadgroup: (
+        lambda **k: made.append((symbol, grid, threadgroup, k))))  # fmt: skip
+    monkeypatch.setattr(bound, "_with_text", lambda kernel, template: lambda **k: made.append(("text", k)))
+    return made
+
+
+def call(f, *arrays) -> None:
+    f(inputs=list(arrays), output_shapes=[(8,)], output_dtypes=[mx.float32])
+
+
+def test_a_call_gives_arrays_and_the_shapes_that_the_kernel_names(gpu, calls) -> None:
+    f = bound.cuda(ROW_SUMS, launch(), ())
+    assert gpu.texts == []
+    x = mx.zeros((2, 4, 4))
+    call(f, x)
+    call(f, x[0])
+    symbol = one().symbol
+    assert [c[:3] for c in calls] == [(symbol, launch().grid, launch().threadgroup)] * 2
+    first, second = (c[3] for c in calls)
+    assert compiled.shaped(ROW_SUMS) == ("x",)
+    assert first["scalars"] == [2, 4, 4, 1, 3] and second["scalars"] == [4, 4, 1, 1, 2]
+    assert first["inputs"] == [x] and first["output_shapes"] == [(8,)]
+
+
+def test_other_dtypes_and_many_dimensions_go_the_way_of_text(gpu, calls) -> None:
+    f = bound.cuda(ROW_SUMS, launch(), ())
+    call(f, mx.zeros((8, 4)))
+    call(f, mx.zeros((8, 4), mx.float16))
+    call(f, mx.zeros((1, 1, 1, 8, 4)))
+    assert [c[0] for c in calls] == [one().symbol, "text", "text"]
+
+
+@pytest.mark.parametrize("error", [nvrtc.CompileError("no"), OSError("no"), ValueError("no")])
+def test_what_cannot_be_compiled_here_goes_to_mlx_as_text(gpu, calls, monkeypatch, error) -> None:
+    def fails(*_):
+        raise error
+
+    monkeypatch.setattr(nvrtc, "compile_text", fails)
+    f = bound.cuda(ROW_SUMS, launch(), ())
+    call(f, mx.zeros((8, 4)))
+    monkeypatch.setattr(compiled, "why_not", lambda: "it does not work")
+    call(bound.cuda(ROW_SUMS, launch(), ()), mx.zeros((8, 4)))
+    assert [c[0] for c in calls] == ["text", "text"]
+
+
+def test_fixed_arrays_come_last(gpu, calls) -> None:
+    x = mx.zeros((8, 4))
+    f = bound.cuda(ROW_SUMS, launch(), (x,))
+    call(f)
+    assert calls[0][3]["inputs"] == [x] and calls[0][3]["scalars"] == [8, 4, 1, 1, 2]
+    monkey: list = []
+    bound._with_fixed(lambda **k: monkey.append(k["inputs"]), (x,))(inputs=[1], output_shapes=[], output_dtypes=[])
+    assert monkey == [[1, x]]
+
+
+def test_why_not_says_what_is_missing(monkeypatch) -> None:
+    if mx.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    compiled.why_not.cache_clear()
+    assert compiled.why_not() != ""
+    monkeypatch.setenv("MLX_ACCEL_CUDA_CACHE", "0")
+    compiled.why_not.cache_clear()
+    assert compiled.why_not() == "MLX_ACCEL_CUDA_CACHE=0"
+    compiled.why_not.cache_clear()
+
+
+def test_the_text_compiles_and_errors_have_the_line_of_the_file() -> None:
+    """With NVRTC, where its package or CUDA's libraries are there."""
+    spec = importlib.util.find_spec("backend_core.simt.nvrtc")
+    assert spec is not None and spec.loader is not None
+    real = importlib.util.module_from_spec(spec)  # as it is, without the fixture's replacements
+    spec.loader.exec_module(real)
+    try:
+        ctypes.CDLL("libnvrtc.so.13")
+        real.include_folders()
+    except OSError as error:
+        pytest.skip(f"no NVRTC 13 with headers: {error}")
+    text = compiled.text_of(ROW_SUMS, launch().template, F32, F32, "row_sums_1")
+    code = real.compile_text(text, "row_sums", "sm_90a")
+    assert code.startswith(b"\x7fELF") and b"row_sums_1" in code
+    with pytest.raises(real.CompileError, match=r"row_sums does not compile: rows.metal\(41\): error"):
+        real.compile_text('#line 41 "rows.metal"\nint broken = missing;\n', "row_sums", "sm_90a")
