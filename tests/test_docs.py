@@ -113,6 +113,9 @@ def test_every_subcommand_is_documented_with_all_its_options() -> None:
 def test_commands_shown_on_a_page_exist(page: Path) -> None:
     known = commands(cli)
     words = {w for name in known for w in name.split()}
+    # Commands of the shipped plugins, up to the first dash.
+    for project in (ROOT / "plugins").glob("*/pyproject.toml"):
+        words |= set(re.findall(r'^([a-z]+)[a-z0-9-]* = ".+\.commands:', project.read_text(), re.MULTILINE))
     for word in re.findall(r"mlx-accel ([a-z]+)", "\n".join(_code(page.read_text(encoding="utf-8")))):
         assert word in words, word
 

@@ -104,13 +104,13 @@ def test_auto_measures_both(made, monkeypatch, tmp_path):
     monkeypatch.setenv("MLX_ACCEL_CACHE", str(tmp_path))
     model, _ = load(made["llama.t5"], policy(race="on"))
     [note] = [n for n in report_of(model).notes if "t5=auto" in n]
-    assert "us packed" in note and "us as 2-bit words at model.layers" in note
-    for ours, theirs, expand in ((1.0, 0.5, True), (1.0, 0.99, False), (0.5, 1.0, False)):
-        monkeypatch.setattr(choose, "measure", lambda *_, t=(ours, theirs): t)
+    assert "model.layers" in note and "as 2-bit words at rows 1," in note and "as 2-bit words at rows 64)" in note
+    for token, prompt, expand in ((2.0, 1.0, True), (1.01, 1.0, False), (0.5, 1.0, False), (1.0, 3.0, True)):
+        monkeypatch.setattr(choose, "measure", lambda *_, t=token, p=prompt: {1: (t, 1.0), 64: (p, 1.0)})
         model, _ = load(made["llama.t5"], policy(race="on"))
         assert isinstance(model.layers[0].mlp.up_proj, nn.QuantizedLinear) == expand
     monkeypatch.setattr(choose, "_free_memory", lambda: 100)
-    monkeypatch.setattr(choose, "measure", lambda *_: (1.0, 0.1))
+    monkeypatch.setattr(choose, "measure", lambda *_: {1: (9.0, 1.0)})
     model, _ = load(made["llama.t5"], policy(race="on"))
     assert isinstance(model.layers[0].mlp.up_proj, modules.T5Linear)
     assert any("0 MB are free" in n for n in report_of(model).notes)
@@ -266,7 +266,7 @@ class OwnLinear(nn.Module):
         )
 
     def look_up(self, i):
-        return mx.dequantize(self.weight[i], self.scales[i], self.biases and self.biases[i], self.group_size, self.bits)
+        return mx.dequantize(self.weight[i], self.scales[i], self.biases[i], self.group_size, self.bits)
 
 
 def test_layers_of_the_models_own_class(made, monkeypatch):

@@ -1,11 +1,13 @@
 """Packed or expanded: whether t5 weights stay t5 in memory, or become 2-bit words once, at load time.
 
 Expanded weights take 29 % more memory and run with whatever is installed for 2-bit weights. ``t5=auto`` measures both
-on the model's own largest layers, as the core would run them.
+on the model's own largest layers, as the core would run them, and takes 2-bit words where they are faster and there is
+room for them.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Mapping
@@ -23,8 +25,10 @@ from .words import words
 if TYPE_CHECKING:
     from backend_core import Policy
 
-#: By how much 2-bit words must be faster to be worth their memory.
+#: By how much 2-bit words must be faster to be worth their memory, and how much each number of rows weighs in that:
+#: a token, and a piece of a prompt.
 WORTH = 1.05
+WEIGHTS = {1: 0.75, 64: 0.25}
 #: Share of the free memory that expanding may take.
 MEMORY_SHARE = 0.5
 #: Layers are measured in turns over so many bytes, as far as the model has them, so that weights are cold.
@@ -58,9 +62,11 @@ def decide(layers: Mapping[str, Any], held: Mapping[str, mx.array], policy: Poli
     largest = _largest(layers, held)
     if not largest:
         return Choice(False, "t5 weights stay packed (there is no layer to measure)")
-    ours, theirs = measure([layers[p] for p in largest], [_arrays(held, p) for p in largest], policy)
-    what = f"{ours * 1e6:.0f} us packed, {theirs * 1e6:.0f} us as 2-bit words at {largest[0]}"
-    if ours > WORTH * theirs:
+    times = measure([layers[p] for p in largest], [_arrays(held, p) for p in largest], policy)
+    parts = [f"{a * 1e6:.0f} us packed and {b * 1e6:.0f} us as 2-bit words at rows {m}" for m, (a, b) in times.items()]
+    what = f"{largest[0]}: {', '.join(parts)}"
+    lead = math.prod((a / b) ** WEIGHTS[m] for m, (a, b) in times.items())
+    if lead > WORTH:
         return Choice(True, f"t5 weights became 2-bit words, {more} (t5=auto: {what})")
     return Choice(False, f"t5 weights stay packed (t5=auto: {what})")
 
@@ -97,15 +103,20 @@ def _largest(layers: Mapping[str, Any], held: Mapping[str, mx.array]) -> list[st
     return paths[: max(1, _COLD_BYTES // max(1, held[paths[0] + ".weight"].nbytes))]
 
 
-def measure(empty: list[Any], arrays: list[dict[str, mx.array]], policy: Policy) -> tuple[float, float]:
-    """Seconds of a call at one row, packed and as 2-bit words, each with the offers that win for it."""
+def measure(
+    empty: list[Any], arrays: list[dict[str, mx.array]], policy: Policy
+) -> dict[int, tuple[float, float]]:
+    """Rows -> seconds of a call, packed and as 2-bit words, each with the offers that win for it."""
     packed = [_filled(type(layer), layer, held) for layer, held in zip(empty, arrays, strict=True)]
     wide = [expanded(layer) for layer in packed]
-    times: dict[int, list[float]] = {0: [], 1: []}
     runs = [_runner(packed, policy), _runner(wide, policy)]
-    for turn in (0, 1, 1, 0, 0, 1):
-        times[turn].append(runs[turn]())
-    return min(times[0]), min(times[1])
+    result = {}
+    for rows in WEIGHTS:
+        times: tuple[list[float], list[float]] = ([], [])
+        for turn in (0, 1, 1, 0, 0, 1):
+            times[turn].append(runs[turn](rows))
+        result[rows] = min(times[0]), min(times[1])
+    return result
 
 
 def _filled(cls: type, layer: Any, arrays: Mapping[str, mx.array]) -> Any:
@@ -128,7 +139,7 @@ class _Holder(nn.Module):
 
 
 def _runner(layers: list[Any], policy: Policy) -> Any:
-    """A function that times the accelerated layers: seconds of a call."""
+    """A function that times the accelerated layers: rows -> seconds of a call."""
     from backend_core import core
 
     first = layers[0]
@@ -137,23 +148,22 @@ def _runner(layers: list[Any], policy: Policy) -> Any:
     core.accelerate(holder, policy)
     dtype = holder.embed(mx.array([0])).dtype
     k = first.scales.shape[-1] * first.group_size
-    values = np.random.default_rng(0).standard_normal((1, 1, k), dtype=np.float32)
-    x = mx.array(values).astype(dtype)
-    rest: tuple[Any, ...] = ()
-    if first.weight.ndim == 3:
-        experts = min(8, first.weight.shape[0])
-        rest = (mx.arange(experts, dtype=mx.uint32).reshape(1, 1, experts),)
-        x = x[:, :, None, None]
-    mx.eval(x, rest)
 
-    def seconds() -> float:
+    def seconds(rows: int) -> float:
+        values = np.random.default_rng(0).standard_normal((1, rows, k), dtype=np.float32)
+        x, rest = mx.array(values).astype(dtype), ()
+        if first.weight.ndim == 3:
+            experts = min(8, first.weight.shape[0])
+            rest = (mx.broadcast_to(mx.arange(experts, dtype=mx.uint32), (1, rows, experts)),)
+            x = x[:, :, None, None]
+        mx.eval(x, rest, layers[0](x, *rest))
+        some = layers if rows == 1 else layers[:2]
         calls, begin = 0, time.perf_counter()
         while calls == 0 or time.perf_counter() - begin < _SECONDS:
-            mx.eval([layer(x, *rest) for layer in layers])
-            calls += len(layers)
+            mx.eval([layer(x, *rest) for layer in some])
+            calls += len(some)
         return (time.perf_counter() - begin) / calls
 
-    seconds()
     return seconds
 
 
