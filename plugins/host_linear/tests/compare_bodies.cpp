@@ -39,7 +39,7 @@ void check(linear::Format format, int64_t rows, int64_t n, int64_t k) {
   for (uint8_t& b : s) b = (uint8_t)(format == kNvfp4 ? 40 + draw() % 30 : 120 + draw() % 9);
   if (!chunk_scales(format)) {
     const int32_t dtype = format == kFloat32 ? ACCEL_FLOAT32 : format == kFloat16 ? ACCEL_FLOAT16 : ACCEL_BFLOAT16;
-    for (int64_t i = 0; i < n * k; ++i) store_from_float(w.data(), i, dtype, (float)(draw() % 2001) / 5000.0f - 0.2f);
+    for (int64_t i = 0; i < n * k; ++i) accel_store_float(w.data(), i, dtype, (float)(draw() % 2001) / 5000.0f - 0.2f);
   }
   const accel_host host = {sizeof(accel_host), ACCEL_ABI_VERSION, parallel_for, scratch, fail};
   accel_call call = {};

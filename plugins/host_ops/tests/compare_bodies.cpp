@@ -33,7 +33,7 @@ struct Array {
       if (dtype == ACCEL_FLOAT64) {
         ((double*)view.data)[i] = pow(10.0, -4.0 * (double)i / (double)size);
       } else if (dtype != ACCEL_UINT32) {
-        host_ops::store_from_float(view.data, i, dtype, (float)(rand() % 20001 - 10000) / 2500.0f);
+        accel_store_float(view.data, i, dtype, (float)(rand() % 20001 - 10000) / 2500.0f);
       }
     }
   }
@@ -79,8 +79,8 @@ void compare(const char* name, Kernel kernel, std::vector<Array> in, std::vector
         wrong += ((uint32_t*)y.data)[i] != ((uint32_t*)portable[k].data())[i];
         continue;
       }
-      const float a = host_ops::load_as_float(portable[k].data(), i, y.dtype);
-      const float b = host_ops::load_as_float(y.data, i, y.dtype);
+      const float a = accel_load_float(portable[k].data(), i, y.dtype);
+      const float b = accel_load_float(y.data, i, y.dtype);
       const double unit = y.dtype == ACCEL_FLOAT32 ? 6e-8 : y.dtype == ACCEL_FLOAT16 ? 5e-4 : 4e-3;
       if (fabs(a - b) <= unit * (32 * fabs(a) + 8)) continue;
       if (++wrong < 20) printf("%s, dtype %d, element %lld: %g, not %g\n", name, y.dtype, (long long)i, b, a);

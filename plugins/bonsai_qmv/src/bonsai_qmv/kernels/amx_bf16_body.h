@@ -40,7 +40,7 @@ inline void bf16_pieces(void* arg, int64_t begin, int64_t end) {
     for (int i = 0; i < 16; ++i) {
       const int64_t m = tile * 16 + i;
       used[i] = m < job.rows && job.unit[job.m0 + m] != 0;
-      offset[i] = used[i] ? x_row_offset(p.x, job.m0 + m) : 0;
+      offset[i] = used[i] ? accel_row_offset(p.x, job.m0 + m) : 0;
     }
     for (int64_t g = 0; g < job.groups; ++g, out += 1536) {
       alignas(64) uint16_t piece[3][16][32];

@@ -90,7 +90,7 @@ inline void amx_units(void* arg, int64_t begin, int64_t end) {
   const int32_t slot = job.take_slot();
   float* line = (float*)(job.scratch + slot * job.slot_bytes);
   for (int64_t m = begin; m < end; ++m) {
-    load_floats<Avx512>(p.x->data, x_row_offset(p.x, m), stride, p.x->dtype, line, p.k);
+    load_floats<Avx512>(p.x->data, accel_row_offset(p.x, m), stride, p.x->dtype, line, p.k);
     job.unit[m] = unit_of(line, p.k, job.spread, p.zeros);
   }
   __atomic_store_n(&job.slots[slot], 0, __ATOMIC_RELEASE);
@@ -112,7 +112,7 @@ inline void amx_digits(void* arg, int64_t begin, int64_t end) {
     for (int i = 0; i < 16; ++i) {
       const int64_t m = tile * 16 + i;
       used[i] = m < job.rows && job.unit[job.m0 + m] != 0;
-      offset[i] = used[i] ? x_row_offset(p.x, job.m0 + m) : 0;
+      offset[i] = used[i] ? accel_row_offset(p.x, job.m0 + m) : 0;
       inverse[i] = used[i] ? 1.0f / job.unit[job.m0 + m] : 0;
       sum[i] = _mm512_setzero_si512();
     }

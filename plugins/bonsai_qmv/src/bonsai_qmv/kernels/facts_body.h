@@ -42,8 +42,8 @@ void facts_rows(void* arg, int64_t begin, int64_t end) {
     int64_t seen = 0;
     bool symmetric = true;
     for (int64_t g = 0; g < groups; ++g) {
-      const float s = load_as_float(p.scales, r * p.s_stride[0] + g * p.s_stride[1], p.s_dtype);
-      const float b = load_as_float(p.biases, r * p.b_stride[0] + g * p.b_stride[1], p.b_dtype);
+      const float s = accel_load_float(p.scales, r * p.s_stride[0] + g * p.s_stride[1], p.s_dtype);
+      const float b = accel_load_float(p.biases, r * p.b_stride[0] + g * p.b_stride[1], p.b_dtype);
       symmetric = symmetric && b == -(job.ratio * s);
       if (!(fabsf(s) < INFINITY && fabsf(b) < INFINITY)) size = square = NAN;
       if (g % step != r % step) continue; /* other groups in each row; there is one, since step <= groups */
@@ -65,8 +65,8 @@ void facts_rows(void* arg, int64_t begin, int64_t end) {
     const __m512 limit = _mm512_set1_ps((float)(size / (double)(8 * seen)));
     int64_t small = 0;
     for (int64_t g = r % step; g < groups; g += step) {
-      const float s = load_as_float(p.scales, r * p.s_stride[0] + g * p.s_stride[1], p.s_dtype);
-      const float b = load_as_float(p.biases, r * p.b_stride[0] + g * p.b_stride[1], p.b_dtype);
+      const float s = accel_load_float(p.scales, r * p.s_stride[0] + g * p.s_stride[1], p.s_dtype);
+      const float b = accel_load_float(p.biases, r * p.b_stride[0] + g * p.b_stride[1], p.b_dtype);
       const uint8_t* w = p.w + r * p.w_stride + g * p.group * BITS / 8;
       const typename Avx512::template Group<BITS> group(s, b);
       for (int c = 0; c < chunks; ++c, w += 4 * BITS) {
@@ -92,9 +92,9 @@ inline void vnni_facts(const Problem& p) {
   job.zeros = job.spread + p.n;
   const int64_t groups = p.k / p.group;
   for (int64_t i = 0; i < p.n * groups; ++i) {
-    const float s = load_as_float(p.scales, i / groups * p.s_stride[0] + i % groups * p.s_stride[1], p.s_dtype);
+    const float s = accel_load_float(p.scales, i / groups * p.s_stride[0] + i % groups * p.s_stride[1], p.s_dtype);
     if (s == 0) continue;
-    const float b = load_as_float(p.biases, i / groups * p.b_stride[0] + i % groups * p.b_stride[1], p.b_dtype);
+    const float b = accel_load_float(p.biases, i / groups * p.b_stride[0] + i % groups * p.b_stride[1], p.b_dtype);
     job.ratio = -b / s;
     break;
   }

@@ -62,7 +62,7 @@ struct Avx2 {
                                     ? _mm256_cvtph_ps(h)
                                     : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16)));
     }
-    for (; i < n; ++i) out[i] = load_as_float(p, i, dtype);
+    for (; i < n; ++i) out[i] = accel_load_float(p, i, dtype);
   }
 
   template <int BITS>

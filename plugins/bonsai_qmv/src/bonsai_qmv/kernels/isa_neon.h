@@ -56,7 +56,7 @@ struct Neon {
       vst1q_f32(out + i, dtype == ACCEL_FLOAT16 ? vcvt_f32_f16(vreinterpret_f16_u16(h))
                                                 : vreinterpretq_f32_u32(vshll_n_u16(h, 16)));
     }
-    for (; i < n; ++i) out[i] = load_as_float(p, i, dtype);
+    for (; i < n; ++i) out[i] = accel_load_float(p, i, dtype);
   }
 
   template <int BITS>

@@ -49,7 +49,7 @@ struct Portable {
   static void permute_chunk(float*) {}
 
   static void widen(const uint16_t* p, int32_t dtype, float* out, int64_t n) {
-    for (int64_t i = 0; i < n; ++i) out[i] = load_as_float(p, i, dtype);
+    for (int64_t i = 0; i < n; ++i) out[i] = accel_load_float(p, i, dtype);
   }
 
   template <int BITS>

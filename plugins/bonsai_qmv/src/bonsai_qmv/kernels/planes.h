@@ -21,7 +21,7 @@
 #ifndef BONSAI_QMV_PLANES_H
 #define BONSAI_QMV_PLANES_H
 
-#include <immintrin.h>
+#include <accel/fixed_point.h>
 
 #include "problem.h"
 
@@ -45,69 +45,8 @@ struct Line<1> {
   __m512i plane[3][8];
 };
 
-/* Neither 2^-149 nor infinity may come up when the unit is divided by or multiplied with. */
-constexpr float kSmallestMax = 1e-25f, kLargestMax = 1e30f, kSafety = 5.0f;
-
-inline float power_of_two(int32_t e) { return float_of((uint32_t)(e + 127) << 23); }
-
-/* How many of k numbers are smaller than `limit`, and what they amount to. */
-inline int64_t below(const float* x, int64_t k, float limit, float* sum) {
-  const __m512 magnitude = _mm512_castsi512_ps(_mm512_set1_epi32(0x7fffffff)), l = _mm512_set1_ps(limit);
-  __m512 total = _mm512_setzero_ps();
-  int64_t n = 0;
-  for (int64_t i = 0; i < k; i += 16) {
-    const __m512 f = _mm512_and_ps(_mm512_loadu_ps(x + i), magnitude);
-    const __mmask16 small = _mm512_cmp_ps_mask(f, l, _CMP_LT_OQ);
-    n += __builtin_popcount(small);
-    if (sum) total = _mm512_mask_add_ps(total, small, total, f);
-  }
-  if (sum) *sum = _mm512_reduce_add_ps(total);
-  return n;
-}
-
-/* The unit of a row, 0 if it does not fit (see the head of the file), 1 if it is all zeros; spread 0: any finite row
- * fits. k is a multiple of 32, as all groups are. */
-inline float unit_of(const float* x, int64_t k, float spread, float zeros) {
-  const __m512 magnitude = _mm512_castsi512_ps(_mm512_set1_epi32(0x7fffffff));
-  __m512 m = _mm512_setzero_ps(), nan = m;
-  for (int64_t i = 0; i < k; i += 16) {
-    const __m512 f = _mm512_loadu_ps(x + i);
-    m = _mm512_max_ps(m, _mm512_and_ps(f, magnitude));
-    nan = _mm512_add_ps(nan, _mm512_sub_ps(f, f)); /* max forgets NaN; inf - inf is one too */
-  }
-  const float max = _mm512_reduce_max_ps(m), bad = _mm512_reduce_add_ps(nan);
-  if (bad != 0) return 0;
-  if (max == 0) return 1;
-  if (!(max >= kSmallestMax && max <= kLargestMax)) return 0;
-  if (!(spread < 1e3f)) return 0;
-  if (spread > 0) {
-    /* How many of the smallest numbers count. */
-    const float left_out = zeros + 0.05f < 0.25f ? 0.25f : zeros + 0.05f;
-    const int64_t counted = left_out < 1.0f ? (int64_t)((float)k * (1.0f - left_out)) : 0;
-    /* The largest power of two below the maximum that no more numbers than those are below: all of them count, and the
-     * others for no more than it. */
-    const int32_t exponent = (int32_t)(bits_of(max) >> 23);
-    int32_t low = -1, high = 24; /* max * 2^-low has too many below it, max * 2^-high few enough or is small */
-    while (high - low > 1) {
-      const int32_t middle = (low + high) / 2;
-      if (below(x, k, float_of((uint32_t)(exponent - middle) << 23), NULL) > counted) {
-        low = middle;
-      } else {
-        high = middle;
-      }
-    }
-    const float limit = float_of((uint32_t)(exponent - high) << 23);
-    float sum;
-    const int64_t n = below(x, k, limit, &sum);
-    if (n < counted) sum += (float)(counted - n) * limit;
-    /* A rounding error has standard deviation 0.29 * unit <= 0.58 * 2^-23 * max, all of them that times sqrt(k) times the
-     * root mean square of scale * (code - center), which is spread times the mean weight; the bound is
-     * 4 * sqrt(k) * 2^-24 * sum|x| times the mean weight. */
-    if (!(max * (kSafety * 0.29f) * spread <= sum)) return 0;
-  }
-  /* A factor of 1 + 1/128 before the exponent is taken keeps the highest digit in -127..127. */
-  return power_of_two((int32_t)(bits_of(max * 1.0078125f) >> 23) - 127 - 22);
-}
+using accel_fixed::split_digits;
+using accel_fixed::unit_of; /* spread 0: any finite row fits */
 
 /* Up to 16 neighbouring numbers `stride` apart; zeros beyond n. */
 inline __m512 some_floats(const void* from, int32_t dtype, int64_t at, int64_t stride, int64_t n) {
@@ -119,7 +58,7 @@ inline __m512 some_floats(const void* from, int32_t dtype, int64_t at, int64_t s
     return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
   }
   alignas(64) float v[16] = {0};
-  for (int64_t i = 0; i < min64(n, 16); ++i) v[i] = load_as_float(from, at + i * stride, dtype);
+  for (int64_t i = 0; i < min64(n, 16); ++i) v[i] = accel_load_float(from, at + i * stride, dtype);
   return _mm512_load_ps(v);
 }
 
@@ -133,7 +72,7 @@ inline void store_row(const Problem& p, int64_t at, __mmask16 have, __m512 v) {
     alignas(64) float y[16];
     _mm512_store_ps(y, v);
     for (int c = 0; c < 16; ++c) {
-      if (have >> c & 1) ((uint16_t*)p.y)[at + c] = float_to_bfloat(y[c]);
+      if (have >> c & 1) ((uint16_t*)p.y)[at + c] = accel_bfloat_from_float(y[c]);
     }
   }
 }
@@ -166,17 +105,6 @@ inline void transpose16(const uint8_t* const* rows, __m512i* out) {
   }
 }
 
-/* Sixteen v as their three digits. */
-inline void split_digits(__m512i v, int8_t* hi, int8_t* mid, int8_t* lo) {
-  const __m512i low = _mm512_srai_epi32(_mm512_slli_epi32(v, 24), 24);
-  const __m512i rest = _mm512_srai_epi32(_mm512_sub_epi32(v, low), 8);
-  const __m512i middle = _mm512_srai_epi32(_mm512_slli_epi32(rest, 24), 24);
-  const __m512i high = _mm512_srai_epi32(_mm512_sub_epi32(rest, middle), 8);
-  _mm_store_si128((__m128i*)hi, _mm512_cvtepi32_epi8(high));
-  _mm_store_si128((__m128i*)mid, _mm512_cvtepi32_epi8(middle));
-  _mm_store_si128((__m128i*)lo, _mm512_cvtepi32_epi8(low));
-}
-
 /* The rows of a call that fit, up to kSmallRows, at the front of unit and rows; `make(i)` is called with the floats of
  * row i of them in x. The others are left to the float32 kernel, one by one. */
 template <class Make>
@@ -185,7 +113,7 @@ int fit_rows(const Problem& p, float* x, float* unit, int32_t* rows, Make make) 
   int32_t left[kSmallRows];
   int fit = 0, unfit = 0;
   for (int64_t m = 0; m < p.rows; ++m) {
-    load_floats<Avx512>(p.x->data, x_row_offset(p.x, p.row0 + m), stride, p.x->dtype, x, p.k);
+    load_floats<Avx512>(p.x->data, accel_row_offset(p.x, p.row0 + m), stride, p.x->dtype, x, p.k);
     unit[fit] = unit_of(x, p.k, p.spread, p.zeros);
     if (unit[fit] == 0) {
       left[unfit++] = (int32_t)(p.row0 + m);

@@ -148,7 +148,7 @@ struct LargeJob {
             continue;
           }
           alignas(64) float line[kDepth];
-          load_floats<I>(p.x->data, x_row_offset(p.x, job.m0 + row) + k0 * stride, stride, p.x->dtype, line, depth);
+          load_floats<I>(p.x->data, accel_row_offset(p.x, job.m0 + row) + k0 * stride, stride, p.x->dtype, line, depth);
           for (int64_t k = 0; k < depth; ++k) out[k * mr + m] = line[k];
         }
       }
@@ -191,8 +191,8 @@ struct LargeJob {
     for (int64_t m = first * mr; m < min64(last * mr, rows); ++m) {
       const float* from = sums + (m - first * mr) * kColumns;
       for (int64_t c = 0; c < columns; ++c) {
-        const float b = bias ? load_as_float(bias->data, (n0 + c) * bias->strides[0], bias->dtype) : 0.0f;
-        store_from_float(p->y, (m0 + m) * p->n + n0 + c, p->y_dtype, bias ? from[c] + b : from[c]);
+        const float b = bias ? accel_load_float(bias->data, (n0 + c) * bias->strides[0], bias->dtype) : 0.0f;
+        accel_store_float(p->y, (m0 + m) * p->n + n0 + c, p->y_dtype, bias ? from[c] + b : from[c]);
       }
     }
   }

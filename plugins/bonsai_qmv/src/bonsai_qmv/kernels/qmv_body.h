@@ -42,7 +42,7 @@ void prepare_x(const Problem& p, int64_t depth, float* out) {
   for (int64_t k0 = 0; k0 < p.k; k0 += depth) {
     const int64_t n = min64(depth, p.k - k0);
     for (int64_t m = 0; m < p.rows; ++m, out += n) {
-      load_floats<I>(p.x->data, x_row_offset(p.x, p.row0 + m) + k0 * stride, stride, p.x->dtype, out, n);
+      load_floats<I>(p.x->data, accel_row_offset(p.x, p.row0 + m) + k0 * stride, stride, p.x->dtype, out, n);
       if (I::permutes(p.bits)) {
         for (int64_t j = 0; j < n; j += 32) I::permute_chunk(out + j);
       }
@@ -194,7 +194,7 @@ struct SmallJob {
     for (int i = 0; i < height * step; i += 8) I::sum8(lanes + i, sums + i);
     if (p->bias) {
       for (int64_t r = 0; r < nr; ++r) {
-        const float b = load_as_float(p->bias->data, (n + r) * p->bias->strides[0], p->bias->dtype);
+        const float b = accel_load_float(p->bias->data, (n + r) * p->bias->strides[0], p->bias->dtype);
         for (int m = 0; m < height; ++m) sums[r * height + m] += b;
       }
     }
@@ -203,7 +203,7 @@ struct SmallJob {
       if (p->y_dtype == ACCEL_FLOAT32) {
         for (int64_t r = 0; r < nr; ++r) ((float*)p->y)[at + r] = sums[r * height + m];
       } else {
-        for (int64_t r = 0; r < nr; ++r) store_from_float(p->y, at + r, p->y_dtype, sums[r * height + m]);
+        for (int64_t r = 0; r < nr; ++r) accel_store_float(p->y, at + r, p->y_dtype, sums[r * height + m]);
       }
     }
   }

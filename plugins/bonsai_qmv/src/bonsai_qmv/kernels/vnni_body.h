@@ -314,7 +314,7 @@ struct Vnni {
       if (p.bias) {
         alignas(32) float b[8] = {0};
         for (int64_t r = 0; r < n; ++r) {
-          b[r] = load_as_float(p.bias->data, (n0 + r) * p.bias->strides[0], p.bias->dtype);
+          b[r] = accel_load_float(p.bias->data, (n0 + r) * p.bias->strides[0], p.bias->dtype);
         }
         bias = _mm256_load_ps(b);
       }
@@ -330,7 +330,7 @@ struct Vnni {
           _mm_mask_storeu_epi16((uint16_t*)p.y + at, have, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
         } else {
           _mm256_store_ps(y, v);
-          for (int64_t r = 0; r < n; ++r) ((uint16_t*)p.y)[at + r] = float_to_bfloat(y[r]);
+          for (int64_t r = 0; r < n; ++r) ((uint16_t*)p.y)[at + r] = accel_bfloat_from_float(y[r]);
         }
       }
     }

@@ -156,10 +156,10 @@ struct Avx2 {
   }
   static void put_floats(F32, float* p, const float* f, int n) { memcpy(p, f, (size_t)n * sizeof(float)); }
   static void put_floats(F16, uint16_t* p, const float* f, int n) {
-    for (int i = 0; i < n; ++i) p[i] = float_to_half(f[i]);
+    for (int i = 0; i < n; ++i) p[i] = accel_half_from_float(f[i]);
   }
   static void put_floats(BF16, uint16_t* p, const float* f, int n) {
-    for (int i = 0; i < n; ++i) p[i] = float_to_bfloat(f[i]);
+    for (int i = 0; i < n; ++i) p[i] = accel_bfloat_from_float(f[i]);
   }
 };
 

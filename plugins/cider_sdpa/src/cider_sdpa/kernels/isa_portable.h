@@ -68,7 +68,7 @@ struct Portable {
   static V times_power(const V& v, const V& n, const V& x, float limit) {
     return each([&](int i) {
       if (x.f[i] < limit) return 0.0f;
-      return n.f[i] == n.f[i] ? v.f[i] * float_of((uint32_t)((int32_t)n.f[i] + 127) << 23) : n.f[i];
+      return n.f[i] == n.f[i] ? v.f[i] * accel_float_of_bits((uint32_t)((int32_t)n.f[i] + 127) << 23) : n.f[i];
     });
   }
 
@@ -101,10 +101,10 @@ struct Portable {
   }
   static void put(F32, float* p, const V& v, int n) { memcpy(p, v.f, (size_t)n * sizeof(float)); }
   static void put(F16, uint16_t* p, const V& v, int n) {
-    for (int i = 0; i < n; ++i) p[i] = float_to_half(v.f[i]);
+    for (int i = 0; i < n; ++i) p[i] = accel_half_from_float(v.f[i]);
   }
   static void put(BF16, uint16_t* p, const V& v, int n) {
-    for (int i = 0; i < n; ++i) p[i] = float_to_bfloat(v.f[i]);
+    for (int i = 0; i < n; ++i) p[i] = accel_bfloat_from_float(v.f[i]);
   }
 };
 

@@ -7,7 +7,7 @@
 #ifndef CIDER_SDPA_PROBLEM_H
 #define CIDER_SDPA_PROBLEM_H
 
-#include <accel/kernel.h>
+#include <accel/half.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -97,69 +97,17 @@ inline int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
-inline uint32_t bits_of(float v) {
-  uint32_t u;
-  memcpy(&u, &v, 4);
-  return u;
-}
-inline float float_of(uint32_t u) {
-  float v;
-  memcpy(&v, &u, 4);
-  return v;
-}
-
-/* Exact. Subnormals and normals alike are made by the multiplication: the 15 value bits, read as a float, are
- * the number times 2^-112. */
-inline float half_to_float(uint16_t h) {
-  const uint32_t sign = (uint32_t)(h & 0x8000u) << 16, body = (uint32_t)(h & 0x7fffu) << 13;
-  if (body >= 0x0f800000u) return float_of(sign | 0x70000000u | body); /* exponent all ones: inf, NaN */
-  return float_of(sign | bits_of(float_of(body) * 5192296858534827628530496329220096.0f /* 2^112 */));
-}
-
-/* Round to nearest, ties to even; too large becomes inf. */
-inline uint16_t float_to_half(float v) {
-  const uint32_t u = bits_of(v), sign = (u >> 16) & 0x8000u, a = u & 0x7fffffffu;
-  if (a > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);
-  if (a >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* 65520 and above */
-  if (a < 0x38800000u) { /* below 2^-14: adding 0.5 makes the unit of the sum 2^-24, and rounds */
-    return (uint16_t)(sign | (bits_of(float_of(a) + 0.5f) - 0x3f000000u));
-  }
-  return (uint16_t)(sign | ((a - 0x38000000u + 0xfffu + ((a >> 13) & 1u)) >> 13));
-}
-
-inline float bfloat_to_float(uint16_t h) { return float_of((uint32_t)h << 16); }
-
-inline uint16_t float_to_bfloat(float v) {
-  const uint32_t u = bits_of(v);
-  if ((u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((u >> 16) | 0x40u); /* NaN stays NaN */
-  return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
-}
-
 inline float to_float(F32, float v) { return v; }
-inline float to_float(F16, uint16_t v) { return half_to_float(v); }
-inline float to_float(BF16, uint16_t v) { return bfloat_to_float(v); }
-
-inline float load_as_float(const void* p, int64_t index, int32_t dtype) {
-  if (dtype == ACCEL_FLOAT32) return ((const float*)p)[index];
-  const uint16_t h = ((const uint16_t*)p)[index];
-  return dtype == ACCEL_FLOAT16 ? half_to_float(h) : bfloat_to_float(h);
-}
-
-inline void store_from_float(void* p, int64_t index, int32_t dtype, float v) {
-  if (dtype == ACCEL_FLOAT32) {
-    ((float*)p)[index] = v;
-  } else {
-    ((uint16_t*)p)[index] = dtype == ACCEL_FLOAT16 ? float_to_half(v) : float_to_bfloat(v);
-  }
-}
+inline float to_float(F16, uint16_t v) { return accel_float_from_half(v); }
+inline float to_float(BF16, uint16_t v) { return accel_float_from_bfloat(v); }
 
 /* Element d of row (b, h, s), rounded once. */
 inline float code_value(const Codes& c, int64_t b, int64_t h, int64_t s, int64_t d) {
   const int64_t bit = d * c.bits, *w = c.words.stride, *e = c.scales.stride, *z = c.biases.stride, g = d / c.group;
   const uint8_t* p = (const uint8_t*)c.words.data + 4 * (b * w[0] + h * w[1] + s * w[2]) + (bit >> 3);
   const uint32_t word = p[0] | (uint32_t)((bit & 7) + c.bits > 8 ? p[1] : 0) << 8;
-  const float scale = load_as_float(c.scales.data, b * e[0] + h * e[1] + s * e[2] + g * e[3], c.scales.dtype);
-  const float bias = load_as_float(c.biases.data, b * z[0] + h * z[1] + s * z[2] + g * z[3], c.biases.dtype);
+  const float scale = accel_load_float(c.scales.data, b * e[0] + h * e[1] + s * e[2] + g * e[3], c.scales.dtype);
+  const float bias = accel_load_float(c.biases.data, b * z[0] + h * z[1] + s * z[2] + g * z[3], c.biases.dtype);
   return (float)((double)scale * ((word >> (bit & 7)) & ((1u << c.bits) - 1)) + (double)bias);
 }
 

@@ -72,7 +72,7 @@ bool load_mask(const Problem& p, int64_t b, int64_t head, int64_t i, int64_t key
   if (step == 1 && p.mask.dtype == ACCEL_FLOAT32) {
     memcpy(out, (const float*)p.mask.data + at, (size_t)n * sizeof(float));
   } else {
-    for (int64_t j = 0; j < n; ++j) out[j] = load_as_float(p.mask.data, at + j * step, p.mask.dtype);
+    for (int64_t j = 0; j < n; ++j) out[j] = accel_load_float(p.mask.data, at + j * step, p.mask.dtype);
   }
   return true;
 }
@@ -198,7 +198,7 @@ void load_query(const Problem& p, int64_t b, int64_t head, int64_t i, float* out
       x = n == 16 ? I::load((const float*)p.q.data + at + d) : I::get_part(F32(), (const float*)p.q.data + at + d, n);
     } else {
       alignas(64) float lane[16] = {};
-      for (int j = 0; j < n; ++j) lane[j] = load_as_float(p.q.data, at + (d + j) * s[3], p.q.dtype);
+      for (int j = 0; j < n; ++j) lane[j] = accel_load_float(p.q.data, at + (d + j) * s[3], p.q.dtype);
       x = I::load(lane);
     }
     /* 0 * scale must stay 0 where scale is no number, so that what lies beyond depth adds nothing. */
@@ -240,14 +240,14 @@ void write_hopeless_row(const Problem& p, int64_t b, int64_t head, int64_t i, fl
     ++hidden;
     const int64_t at = b * s[0] + head / p.group * s[1] + j * s[2];
     for (int64_t c = 0; c < p.width; ++c) {
-      acc[c] += p.quantized ? code_value(p.vq, b, head / p.group, j, c) : load_as_float(p.v.data, at + c, p.v.dtype);
+      acc[c] += p.quantized ? code_value(p.vq, b, head / p.group, j, c) : accel_load_float(p.v.data, at + c, p.v.dtype);
     }
   }
   write_row<I>(p, b, head, i, acc, (float)hidden);
 }
 
 inline float sink_of(const Problem& p, int64_t head) {
-  return p.sinks ? load_as_float(p.sinks->data, head * p.sinks->strides[0], p.sinks->dtype) : -kInf;
+  return p.sinks ? accel_load_float(p.sinks->data, head * p.sinks->strides[0], p.sinks->dtype) : -kInf;
 }
 
 /* The larger one, and NaN if the second is NaN. */

@@ -50,7 +50,7 @@ void load_factors(const Tensor& t, int64_t b, int64_t h, int64_t first, int64_t 
     return widen_factors<I, BF16>(t.data, at, n * groups, out);
   }
   for (int64_t s = 0; s < n; ++s) {
-    for (int64_t g = 0; g < groups; ++g) *out++ = load_as_float(t.data, at + s * e[2] + g * e[3], t.dtype);
+    for (int64_t g = 0; g < groups; ++g) *out++ = accel_load_float(t.data, at + s * e[2] + g * e[3], t.dtype);
   }
 }
 

@@ -47,7 +47,7 @@ struct Avx2 {
   static void widen(const uint16_t* p, int32_t dtype, float* out, int64_t n) {
     int64_t i = 0;
     for (; i + 8 <= n; i += 8) _mm256_storeu_ps(out + i, eight_halves(p + i, dtype));
-    for (; i < n; ++i) out[i] = load_as_float(p, i, dtype);
+    for (; i < n; ++i) out[i] = accel_load_float(p, i, dtype);
   }
   static void narrow(const float* p, int32_t dtype, uint16_t* out, int64_t n) {
     int64_t i = 0;
@@ -56,7 +56,7 @@ struct Avx2 {
         _mm_storeu_si128((__m128i*)(out + i), _mm256_cvtps_ph(_mm256_loadu_ps(p + i), _MM_FROUND_TO_NEAREST_INT));
       }
     }
-    for (; i < n; ++i) store_from_float(out, i, dtype, p[i]);
+    for (; i < n; ++i) accel_store_float(out, i, dtype, p[i]);
   }
 
   template <Format F>

@@ -49,14 +49,14 @@ struct Neon {
   static void widen(const uint16_t* p, int32_t dtype, float* out, int64_t n) {
     int64_t i = 0;
     for (; i + 4 <= n; i += 4) vst1q_f32(out + i, four_halves(vld1_u16(p + i), dtype));
-    for (; i < n; ++i) out[i] = load_as_float(p, i, dtype);
+    for (; i < n; ++i) out[i] = accel_load_float(p, i, dtype);
   }
   static void narrow(const float* p, int32_t dtype, uint16_t* out, int64_t n) {
     int64_t i = 0;
     if (dtype == ACCEL_FLOAT16) {
       for (; i + 4 <= n; i += 4) vst1_u16(out + i, vreinterpret_u16_f16(vcvt_f16_f32(vld1q_f32(p + i))));
     }
-    for (; i < n; ++i) store_from_float(out, i, dtype, p[i]);
+    for (; i < n; ++i) accel_store_float(out, i, dtype, p[i]);
   }
 
   template <Format F>

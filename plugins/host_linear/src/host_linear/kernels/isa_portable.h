@@ -46,10 +46,10 @@ struct Portable {
   }
 
   static void widen(const uint16_t* p, int32_t dtype, float* out, int64_t n) {
-    for (int64_t i = 0; i < n; ++i) out[i] = load_as_float(p, i, dtype);
+    for (int64_t i = 0; i < n; ++i) out[i] = accel_load_float(p, i, dtype);
   }
   static void narrow(const float* p, int32_t dtype, uint16_t* out, int64_t n) {
-    for (int64_t i = 0; i < n; ++i) store_from_float(out, i, dtype, p[i]);
+    for (int64_t i = 0; i < n; ++i) accel_store_float(out, i, dtype, p[i]);
   }
 
   template <Format F>
@@ -66,7 +66,7 @@ struct Portable {
     } else if constexpr (F == kFloat16 || F == kBfloat16) {
       uint16_t h[16];
       memcpy(h, chunk + 32 * STEP, sizeof h);
-      for (int i = 0; i < 16; ++i) v.f[i] = F == kFloat16 ? half_to_float(h[i]) : bfloat_to_float(h[i]);
+      for (int i = 0; i < 16; ++i) v.f[i] = F == kFloat16 ? accel_float_from_half(h[i]) : accel_float_from_bfloat(h[i]);
     } else {
       const float scale = scale_of<F>(scales[F == kNvfp4 ? STEP : 0]);
       for (int i = 0; i < 16; ++i) {

@@ -171,7 +171,7 @@ struct LargeJob {
     alignas(64) float bias[kBlock], lines[L][kBlock];
     const accel_array* b = p->bias;
     for (int64_t c = 0; c < kBlock; ++c) {
-      bias[c] = b && c < columns ? load_as_float(b->data, (n0 + c) * b->strides[0], b->dtype) : 0.0f;
+      bias[c] = b && c < columns ? accel_load_float(b->data, (n0 + c) * b->strides[0], b->dtype) : 0.0f;
     }
     for (int64_t panel = first; panel < last; ++panel) {
       const int64_t lanes = width(panel);

@@ -189,7 +189,7 @@ struct SmallJob {
     for (int i = 0; i < height * step; i += 8) I::sum8(lanes + i, sums + i);
     if (p->bias) {
       for (int64_t r = 0; r < nr; ++r) {
-        const float b = load_as_float(p->bias->data, (n + r) * p->bias->strides[0], p->bias->dtype);
+        const float b = accel_load_float(p->bias->data, (n + r) * p->bias->strides[0], p->bias->dtype);
         for (int m = 0; m < height; ++m) sums[r * height + m] += b;
       }
     }
@@ -198,7 +198,7 @@ struct SmallJob {
       if (p->y_dtype == ACCEL_FLOAT32) {
         for (int64_t r = 0; r < nr; ++r) ((float*)p->y)[at + r] = sums[r * height + m];
       } else {
-        for (int64_t r = 0; r < nr; ++r) store_from_float(p->y, at + r, p->y_dtype, sums[r * height + m]);
+        for (int64_t r = 0; r < nr; ++r) accel_store_float(p->y, at + r, p->y_dtype, sums[r * height + m]);
       }
     }
   }

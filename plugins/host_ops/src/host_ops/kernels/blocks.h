@@ -19,7 +19,7 @@ const float* fetch(const void* p, int64_t at, int64_t stride, int32_t dtype, flo
   if (stride == 1) {
     I::widen((const uint16_t*)p + at, dtype, buffer, n);
   } else {
-    for (int64_t i = 0; i < n; ++i) buffer[i] = load_as_float(p, at + i * stride, dtype);
+    for (int64_t i = 0; i < n; ++i) buffer[i] = accel_load_float(p, at + i * stride, dtype);
   }
   return buffer;
 }

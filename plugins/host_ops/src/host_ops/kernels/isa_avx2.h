@@ -42,7 +42,7 @@ struct Avx2 {
       store(out + i, dtype == ACCEL_FLOAT16 ? _mm256_cvtph_ps(h)
                                             : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16)));
     }
-    for (; i < n; ++i) out[i] = load_as_float(p, i, dtype);
+    for (; i < n; ++i) out[i] = accel_load_float(p, i, dtype);
   }
   static void narrow(const float* p, int32_t dtype, uint16_t* out, int64_t n) {
     int64_t i = 0;
@@ -52,7 +52,7 @@ struct Avx2 {
                                                 ? _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
                                                 : bfloat(v));
     }
-    for (; i < n; ++i) out[i] = dtype == ACCEL_FLOAT16 ? float_to_half(p[i]) : float_to_bfloat(p[i]);
+    for (; i < n; ++i) out[i] = dtype == ACCEL_FLOAT16 ? accel_half_from_float(p[i]) : accel_bfloat_from_float(p[i]);
   }
 
  private:

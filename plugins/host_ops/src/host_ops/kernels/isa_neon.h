@@ -50,7 +50,7 @@ struct Neon {
       store(out + i, dtype == ACCEL_FLOAT16 ? vcvt_f32_f16(vreinterpret_f16_u16(h))
                                             : vreinterpretq_f32_u32(vshll_n_u16(h, 16)));
     }
-    for (; i < n; ++i) out[i] = load_as_float(p, i, dtype);
+    for (; i < n; ++i) out[i] = accel_load_float(p, i, dtype);
   }
   static void narrow(const float* p, int32_t dtype, uint16_t* out, int64_t n) {
     int64_t i = 0;
@@ -58,7 +58,7 @@ struct Neon {
       const F v = load(p + i);
       vst1_u16(out + i, dtype == ACCEL_FLOAT16 ? vreinterpret_u16_f16(vcvt_f16_f32(v)) : bfloat(v));
     }
-    for (; i < n; ++i) out[i] = dtype == ACCEL_FLOAT16 ? float_to_half(p[i]) : float_to_bfloat(p[i]);
+    for (; i < n; ++i) out[i] = dtype == ACCEL_FLOAT16 ? accel_half_from_float(p[i]) : accel_bfloat_from_float(p[i]);
   }
 
  private:

@@ -49,16 +49,16 @@ struct Portable {
   /* n contiguous half-precision numbers to floats and back. */
   static void widen(const uint16_t* p, int32_t dtype, float* out, int64_t n) {
     if (dtype == ACCEL_FLOAT16) {
-      for (int64_t i = 0; i < n; ++i) out[i] = half_to_float(p[i]);
+      for (int64_t i = 0; i < n; ++i) out[i] = accel_float_from_half(p[i]);
     } else {
-      for (int64_t i = 0; i < n; ++i) out[i] = bfloat_to_float(p[i]);
+      for (int64_t i = 0; i < n; ++i) out[i] = accel_float_from_bfloat(p[i]);
     }
   }
   static void narrow(const float* p, int32_t dtype, uint16_t* out, int64_t n) {
     if (dtype == ACCEL_FLOAT16) {
-      for (int64_t i = 0; i < n; ++i) out[i] = float_to_half(p[i]);
+      for (int64_t i = 0; i < n; ++i) out[i] = accel_half_from_float(p[i]);
     } else {
-      for (int64_t i = 0; i < n; ++i) out[i] = float_to_bfloat(p[i]);
+      for (int64_t i = 0; i < n; ++i) out[i] = accel_bfloat_from_float(p[i]);
     }
   }
 };

@@ -24,7 +24,7 @@ struct Table {
 
 inline float rounded(float v, int32_t dtype) {
   if (dtype == ACCEL_FLOAT32) return v;
-  return dtype == ACCEL_FLOAT16 ? half_to_float(float_to_half(v)) : bfloat_to_float(float_to_bfloat(v));
+  return dtype == ACCEL_FLOAT16 ? accel_float_from_half(accel_half_from_float(v)) : accel_float_from_bfloat(accel_bfloat_from_float(v));
 }
 
 int64_t id_at(const accel_array* ids, int64_t at) {
@@ -44,14 +44,14 @@ void write_row(const Table& t, int64_t id, int64_t at) {
   const int32_t dtype = t.y->dtype;
   const uint32_t mask = (1u << t.bits) - 1;
   for (int64_t g = 0; g * t.group < t.k; ++g) {
-    const float scale = load_as_float(t.scales->data, id * t.scales->strides[0] + g, t.scales->dtype);
-    const float bias = load_as_float(t.biases->data, id * t.biases->strides[0] + g, t.biases->dtype);
+    const float scale = accel_load_float(t.scales->data, id * t.scales->strides[0] + g, t.scales->dtype);
+    const float bias = accel_load_float(t.biases->data, id * t.biases->strides[0] + g, t.biases->dtype);
     for (int64_t i = g * t.group; i < (g + 1) * t.group; ++i) {
       const int64_t bit = i * t.bits, byte = bit / 8, shift = bit % 8;
       uint32_t two = codes[byte];
       if (shift + t.bits > 8) two |= (uint32_t)codes[byte + 1] << 8;
       const float product = rounded((float)((two >> shift) & mask) * scale, dtype);
-      store_from_float(t.y->data, at + i, dtype, product + bias);
+      accel_store_float(t.y->data, at + i, dtype, product + bias);
     }
   }
 }

@@ -169,7 +169,7 @@ void logsumexp(const accel_call* call) {
   });
   for (int64_t row = 0; row < rows; ++row) {
     const Piece w = pieces.whole(row);
-    store_from_float(y->data, row, y->dtype, (float)((double)w.shift() + log(w.sum)));
+    accel_store_float(y->data, row, y->dtype, (float)((double)w.shift() + log(w.sum)));
   }
 }
 
@@ -231,7 +231,7 @@ void argmax(const accel_call* call) {
     int64_t j = best * kReducePiece + (nan ? p[best].nan : p[best].best) * kBlock;
     const int64_t from = x.offset(row);
     for (;; ++j) {
-      const float v = load_as_float(x.array->data, from + j * x.stride, x.array->dtype);
+      const float v = accel_load_float(x.array->data, from + j * x.stride, x.array->dtype);
       if (nan ? v != v : v == p[best].top) break;
     }
     ((uint32_t*)call->outputs[0]->data)[row] = (uint32_t)j;
