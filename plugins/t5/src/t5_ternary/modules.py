@@ -93,6 +93,14 @@ class T5Linear(_T5):
         y = _product(self, x)
         return y + self["bias"] if "bias" in self else y
 
+    def to_lora(self, r: int = 8, dropout: float = 0.0, scale: float = 20.0) -> nn.Module:
+        """This layer with an adapter of mlx-lm around it; mlx-lm calls it for layers that it does not know."""
+        from mlx_lm.tuner.lora import LoRALinear
+
+        lora = LoRALinear(self.input_dims, self.output_dims, r=r, dropout=dropout, scale=scale)
+        lora.linear = self
+        return lora
+
 
 @layer_class("embedding", FORMAT)
 class T5Embedding(_T5):
