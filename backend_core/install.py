@@ -36,8 +36,8 @@ class Slot:
         For embeddings under ``activations=float32``: lookups are handed out as float32.
     """
 
-    __slots__ = ("cast", "dtype", "k", "large", "last", "late", "probe", "report", "single", "small", "snapshot",
-                 "stale", "variants")  # fmt: skip
+    __slots__ = ("cast", "dtype", "k", "large", "last", "late", "most_small", "probe", "report", "single", "small",
+                 "snapshot", "stale", "variants")  # fmt: skip
 
     def __init__(
         self,
@@ -58,6 +58,7 @@ class Slot:
         self.snapshot = native.snapshot(module)
         self.dtype = getattr(mx, probe.site.x_dtype) if probe else None
         self.k = probe.row_elements if probe else 1
+        self.most_small = 16 * self.k
         self.last = probe.last_dimension if probe else None
         self.stale = False
         self.variants: dict[str, Slot | None] = {}
@@ -73,11 +74,14 @@ class Slot:
         if x.dtype != self.dtype:
             return self._other_dtype(module, x, *rest)
         # A wrong width is stock's error to raise, here and not when the kernel runs.
-        if self.last is not None and (not x.ndim or x.shape[-1] != self.last):
+        if self.last is not None and (not (shape := x.shape) or shape[-1] != self.last):
             return self._stock(module, x, *rest)
         size = x.size
-        if self.single is not None and size:
-            return self.single(x, *rest)
+        if size:
+            if self.single is not None:
+                return self.single(x, *rest)
+            if size <= self.most_small and self.small is not None and not native.in_dynamic_tracing():
+                return self.small(x, *rest)
         return self._by_rows(module, size, x, *rest)
 
     def _stock(self, module: Any, x: Any, *rest: Any) -> Any:
@@ -90,7 +94,7 @@ class Slot:
             return self.probe.empty(x, *rest)
         if self.small is not self.large and native.in_dynamic_tracing():
             return self.probe.stock(module, x, *rest)
-        function = self.small if size <= 16 * self.k else self.large
+        function = self.small if size <= self.most_small else self.large
         return self.probe.stock(module, x, *rest) if function is None else function(x, *rest)
 
     def _stale(self, module: Any, x: Any, *rest: Any) -> Any:

@@ -103,7 +103,13 @@ class PlainSnapshot:
 
     def holds(self, module: Any) -> bool:
         """True if the dict has as many entries and the very same arrays."""
-        return len(module) == self._size and all(module.get(name) is array for name, array in self._arrays)
+        if len(module) != self._size:
+            return False
+        get = module.get
+        for name, array in self._arrays:  # noqa: SIM110  (asked at every call, and a generator takes twice as long)
+            if get(name) is not array:
+                return False
+        return True
 
     def put_back(self, module: Any) -> None:
         """Puts the arrays back under their names."""
@@ -140,12 +146,18 @@ def _load() -> tuple[ModuleType | None, Status]:
         _bits, level, names = _isa(module)
         threads = module.threads()
     except NativeUnavailable as e:
+        globals().update(in_tracing=_never, in_dynamic_tracing=_never)
         return None, Status(False, str(e), build)
     except Exception as e:  # whatever a mismatched binary does must not stop the host
+        globals().update(in_tracing=_never, in_dynamic_tracing=_never)
         return None, Status(False, f"the native module does not work ({_describe(e)}); {_REBUILD}", build)
     # These two are asked once per layer call: later callers reach the module's own functions.
     globals().update(in_tracing=module.in_tracing, in_dynamic_tracing=module.in_dynamic_tracing)
     return module, Status(True, "", build, level, tuple(names), threads, _content_hash(module))
+
+
+def _never(array: Any = None) -> bool:
+    return False
 
 
 def _import() -> ModuleType:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -26,17 +27,56 @@ def metal(kernel: SimtKernel, launch: Launch, fixed: Sequence[Any]) -> Call:
     return _with_fixed(call, fixed) if fixed else call
 
 
-def cuda(kernel: SimtKernel, launch: Launch, fixed: Sequence[Any]) -> Call:
-    """As :func:`metal`. The first call compiles, or finds what was compiled before."""
-    call: Callable[[Any, Any, Any], Any] | None = None
+class CudaCall:
+    """One launch on CUDA. The first call compiles, or finds what was compiled before."""
 
-    def f(*, inputs: Any, output_shapes: Any, output_dtypes: Any) -> Any:
-        nonlocal call
-        if call is None:
-            call = _started(kernel, launch, fixed, inputs, output_dtypes)
-        return call(inputs, output_shapes, output_dtypes)
+    def __init__(self, kernel: SimtKernel, launch: Launch, fixed: Sequence[Any]) -> None:
+        self.kernel, self.launch, self.fixed = kernel, launch, list(fixed)
+        self._compiled: Call | None = None
+        self._known: dict[int, list[int]] = {}  # what is given for the shapes of fixed arrays
+        self._asked: list[int] = []  # the inputs whose shapes are given
+        self._types: tuple[list[Any], list[Any]] | None = None
 
-    return f
+    def __call__(self, *, inputs: Sequence[Any], output_shapes: Any, output_dtypes: Any) -> Any:
+        call = self.for_shapes(inputs, output_shapes, output_dtypes)
+        return call(inputs=[*inputs, *self.fixed])
+
+    def for_shapes(self, inputs: Sequence[Any], output_shapes: Any, output_dtypes: Any) -> Call:
+        """``f(inputs=)`` for all calls with arrays of these shapes and dtypes, fixed ones given too; it takes least."""
+        if self._types is None:
+            self._types = [a.dtype for a in inputs], list(output_dtypes)
+            self._compiled = self._compile()
+        if self._compiled is not None and self._types == ([a.dtype for a in inputs], list(output_dtypes)):
+            # More dimensions than compiled kernels take are left to the text.
+            with contextlib.suppress(ValueError):
+                scalars = [v for i in self._asked for v in self._known.get(i) or compiled.sizes(inputs[i])]
+                return functools.partial(
+                    self._compiled, output_shapes=output_shapes, output_dtypes=output_dtypes, scalars=scalars
+                )
+        return functools.partial(
+            _with_text(self.kernel, self.launch.template),
+            grid=self.launch.grid,
+            threadgroup=self.launch.threadgroup,
+            output_shapes=output_shapes,
+            output_dtypes=output_dtypes,
+        )
+
+    def _compile(self) -> Call | None:
+        assert self._types is not None
+        if compiled.why_not():
+            return None
+        inputs, outputs = self._types
+        try:
+            types = names([*inputs, *(a.dtype for a in self.fixed)]), names(outputs)
+            made = compiled.compiled(self.kernel, self.launch.template, *types)
+            made.prepare()
+            self._asked = [self.kernel.inputs.index(name) for name in compiled.shaped(self.kernel)]
+            first = len(inputs)
+            self._known = {i: compiled.sizes(self.fixed[i - first]) for i in self._asked if i >= first}
+        except (ValueError, OSError, CompileError):
+            # mlx puts its own headers before the text: if they do not help, its message is the one that users know.
+            return None
+        return compiled.caller(made.symbol, self.launch.grid, self.launch.threadgroup)
 
 
 def compile_ahead(kernel: SimtKernel, launches: Iterable[Launch], inputs: Sequence[Any], output_dtypes: Sequence[Any]
@@ -55,58 +95,6 @@ def names(dtypes: Iterable[Any]) -> tuple[str, ...]:
 def _with_fixed(call: Call, fixed: Sequence[Any]) -> Call:
     def f(*, inputs: Any, output_shapes: Any, output_dtypes: Any) -> Any:
         return call(inputs=[*inputs, *fixed], output_shapes=output_shapes, output_dtypes=output_dtypes)
-
-    return f
-
-
-def _started(kernel: SimtKernel, launch: Launch, fixed: Sequence[Any], inputs: Sequence[Any],
-             output_dtypes: Sequence[Any]) -> Callable[[Any, Any, Any], Any]:  # fmt: skip
-    """``f(inputs, output_shapes, output_dtypes)``."""
-    text = _text(kernel, launch, fixed)
-    if compiled.why_not():
-        return text
-    try:
-        types = names(a.dtype for a in (*inputs, *fixed)), names(output_dtypes)
-        made = compiled.compiled(kernel, launch.template, *types)
-        made.prepare()
-    except (ValueError, OSError):
-        return text
-    except CompileError:
-        # mlx puts its own headers before the text: if they do not help, its message is the one that users know.
-        return text
-    call = compiled.caller(made.symbol, launch.grid, launch.threadgroup)
-    expected, outputs, fixed = [a.dtype for a in inputs], list(output_dtypes), list(fixed)
-    arrays = [None] * len(inputs) + fixed
-    # Which input's shape is asked for at every call, and what is known already.
-    plan = [
-        (i, None if arrays[i] is None else compiled.sizes(arrays[i]))
-        for i in map(kernel.inputs.index, compiled.shaped(kernel))
-    ]
-
-    def fast(inputs: Any, output_shapes: Any, output_dtypes: Any) -> Any:
-        if [a.dtype for a in inputs] != expected or output_dtypes != outputs:
-            return text(inputs, output_shapes, output_dtypes)
-        scalars: list[int] = []
-        for i, known in plan:
-            if known is None:
-                if inputs[i].ndim > compiled.MOST_DIMENSIONS:
-                    return text(inputs, output_shapes, output_dtypes)
-                known = compiled.sizes(inputs[i])
-            scalars += known
-        return call(inputs=[*inputs, *fixed], output_shapes=output_shapes, output_dtypes=output_dtypes, scalars=scalars)
-
-    return fast
-
-
-def _text(kernel: SimtKernel, launch: Launch, fixed: Sequence[Any]) -> Callable[[Any, Any, Any], Any]:
-    """What mlx compiles itself, made when it is needed."""
-
-    @functools.cache
-    def made() -> Any:
-        return functools.partial(_with_text(kernel, launch.template), grid=launch.grid, threadgroup=launch.threadgroup)
-
-    def f(inputs: Any, output_shapes: Any, output_dtypes: Any) -> Any:
-        return made()(inputs=[*inputs, *fixed], output_shapes=output_shapes, output_dtypes=output_dtypes)
 
     return f
 

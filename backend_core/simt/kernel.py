@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .text import KernelText, text_of
+from .text import KernelText, given_at_launch, text_of
 
-#: Threadgroup memory by device: what every Apple GPU has, and what a CUDA kernel has without asking.
-MOST_THREADGROUP_BYTES = {"metal": 32768, "cuda": 49152}
+#: Threadgroup memory by device: what every Apple GPU has, and what a launch may ask for on compute capability 8.0.
+MOST_THREADGROUP_BYTES = {"metal": 32768, "cuda": 166912}
+#: What a CUDA kernel has without asking.
+DECLARED_BYTES = 49152
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,17 @@ class SimtKernel:
             raise ValueError(f"kernel {self.name!r}: {size} bytes of threadgroup memory; there are {most}")
         return launch
 
+    def bytes_at_launch(self, template: Sequence[tuple[str, str | int | bool]]) -> int:
+        """Threadgroup memory that a launch on CUDA must ask for, 0 if the kernel has enough of its own."""
+        size = self.threadgroup_bytes(Launch(tuple(template), (32, 1, 1), (32, 1, 1)))
+        # Each array begins at a multiple of 16 bytes.
+        return 0 if size <= DECLARED_BYTES else size + 128
+
+    def cuda_body(self, template: Sequence[tuple[str, str | int | bool]]) -> str:
+        """The body for CUDA, behind its template parameters as constants."""
+        body = self.text("cuda").source
+        return constants(template) + (given_at_launch(body) if self.bytes_at_launch(template) else body)
+
     def metal(self) -> Any:
         """``mx.fast.metal_kernel`` of this kernel; calling it needs Metal, except while a function is exported."""
         return _made(self, "metal")
@@ -128,7 +141,7 @@ class SimtKernel:
             raise ValueError(f"kernel {self.name!r} does not run on {device!r}")
         if not mx.cuda.is_available():
             raise RuntimeError(f"kernel {self.name!r}: mlx has no CUDA here")
-        return bound.cuda(self, launch, fixed)
+        return bound.CudaCall(self, launch, fixed)
 
     def compile_ahead(self, launches: Iterable[Launch], inputs: Sequence[Any], output_dtypes: Sequence[Any]) -> None:
         """Compile for CUDA what these launches need, all at once; the calls that follow compile nothing.

@@ -60,7 +60,8 @@ def cuda_text(kernel: SimtKernel, launch: Launch, inputs: Mapping[str, str], out
     signature = ",\n    ".join(arguments)
     return (
         f"{_BEFORE}{text.header}\nnamespace mlx::core::cu {{\nnamespace cg = cooperative_groups;\n"
-        f"__global__ void custom_kernel_{kernel.name}(\n    {signature}) {{\n{constants(launch.template)}{text.source}\n}}\n}}\n"
+        f"__global__ void custom_kernel_{kernel.name}(\n    {signature}) {{\n"
+        f"{constants(launch.template)}{text.source}\n}}\n}}\n"
     )
 
 

@@ -115,7 +115,7 @@ def call(f, *arrays) -> None:
 
 
 def test_a_call_gives_arrays_and_the_shapes_that_the_kernel_names(gpu, calls) -> None:
-    f = bound.cuda(ROW_SUMS, launch(), ())
+    f = bound.CudaCall(ROW_SUMS, launch(), ())
     assert gpu.texts == []
     x = mx.zeros((2, 4, 4))
     call(f, x)
@@ -129,7 +129,7 @@ def test_a_call_gives_arrays_and_the_shapes_that_the_kernel_names(gpu, calls) ->
 
 
 def test_other_dtypes_and_many_dimensions_go_the_way_of_text(gpu, calls) -> None:
-    f = bound.cuda(ROW_SUMS, launch(), ())
+    f = bound.CudaCall(ROW_SUMS, launch(), ())
     call(f, mx.zeros((8, 4)))
     call(f, mx.zeros((8, 4), mx.float16))
     call(f, mx.zeros((1, 1, 1, 8, 4)))
@@ -142,16 +142,16 @@ def test_what_cannot_be_compiled_here_goes_to_mlx_as_text(gpu, calls, monkeypatc
         raise error
 
     monkeypatch.setattr(nvrtc, "compile_text", fails)
-    f = bound.cuda(ROW_SUMS, launch(), ())
+    f = bound.CudaCall(ROW_SUMS, launch(), ())
     call(f, mx.zeros((8, 4)))
     monkeypatch.setattr(compiled, "why_not", lambda: "it does not work")
-    call(bound.cuda(ROW_SUMS, launch(), ()), mx.zeros((8, 4)))
+    call(bound.CudaCall(ROW_SUMS, launch(), ()), mx.zeros((8, 4)))
     assert [c[0] for c in calls] == ["text", "text"]
 
 
 def test_fixed_arrays_come_last(gpu, calls) -> None:
     x = mx.zeros((8, 4))
-    f = bound.cuda(ROW_SUMS, launch(), (x,))
+    f = bound.CudaCall(ROW_SUMS, launch(), (x,))
     call(f)
     assert calls[0][3]["inputs"] == [x] and calls[0][3]["scalars"] == [8, 4, 1, 1, 2]
     monkey: list = []

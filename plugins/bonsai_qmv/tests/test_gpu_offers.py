@@ -187,6 +187,30 @@ def test_a_model_is_verified_and_runs_as_on_a_gpu(gpu, name) -> None:
     assert restore(model) == 3
 
 
+def test_calls_of_shapes_that_were_seen_are_told_once(generations, monkeypatch) -> None:
+    told, ahead = [], []
+
+    class Call:
+        def for_shapes(self, inputs, output_shapes, output_dtypes):
+            told.append((inputs[0].shape, output_shapes, output_dtypes))
+            return lambda inputs: [mx.full(output_shapes[0], len(inputs))]
+
+        def __call__(self, *, inputs, output_shapes, output_dtypes):
+            return [mx.full(output_shapes[0], len(inputs))]
+
+    kernel = gpu_offers.SimtKernel
+    monkeypatch.setattr(kernel, "bind", lambda self, device, launch, fixed: Call())
+    monkeypatch.setattr(kernel, "compile_ahead", lambda self, launches, inputs, dtypes: ahead.append(len(launches)))
+    monkeypatch.setattr("backend_core.native.available", lambda: False)
+    f = gpu_offers.offers(site())[0].build(quantized(48, 256, 2))
+    for shape in ((1, 1, 256), (1, 1, 256), (1, 4, 256), (17, 256), (17, 256)):
+        y = f(mx.zeros(shape, mx.float16))
+        assert y.shape == (*shape[:-1], 48)
+    assert told == [((1, 1, 256), [(1, 1, 48)], [mx.float16]), ((1, 4, 256), [(1, 4, 48)], [mx.float16])]
+    # Compiled for all rows before the first call, and not before.
+    assert ahead == [len(gpu_offers.FAMILIES[0].steps)]
+
+
 @pytest.mark.lab
 def test_one_bit_runs_at_any_number_of_rows_where_stock_has_no_kernel(gpu, monkeypatch) -> None:
     gpu.name = "cuda"

@@ -160,7 +160,12 @@ def product(family: Family, facts: dict[str, Any], fixed: tuple[mx.array, ...]) 
         y = mx.quantized_matmul(x, w, scales, biases, True, facts["group_size"], facts["bits"])
         return y + bias if facts["has_bias"] else y
 
+    # By shape of x, where calls can be told once and for all; a model has few of at most 16 rows.
+    known: dict[tuple[int, ...], Callable[..., Any]] = {}
+
     def f(x: mx.array) -> mx.array:
+        if (quick := known.get(x.shape)) is not None:
+            return quick(inputs=[x, *fixed])[0]
         # Kernels made at run time have no gradients; stock's have.
         if native.in_tracing(x):
             return stock(x)
@@ -169,7 +174,10 @@ def product(family: Family, facts: dict[str, Any], fixed: tuple[mx.array, ...]) 
             ahead.clear()
         rows = x.size // k
         call = small[rows] if rows <= MOST_ROWS else started(family.step(rows))
-        return call(inputs=[x], output_shapes=[(*x.shape[:-1], n)], output_dtypes=dtypes)[0]
+        shapes = [(*x.shape[:-1], n)]
+        if rows <= MOST_ROWS and hasattr(call, "for_shapes") and not native.available():
+            known[x.shape] = call.for_shapes([x], shapes, dtypes)
+        return call(inputs=[x], output_shapes=shapes, output_dtypes=dtypes)[0]
 
     return f
 
