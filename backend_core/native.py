@@ -146,18 +146,12 @@ def _load() -> tuple[ModuleType | None, Status]:
         _bits, level, names = _isa(module)
         threads = module.threads()
     except NativeUnavailable as e:
-        globals().update(in_tracing=_never, in_dynamic_tracing=_never)
         return None, Status(False, str(e), build)
     except Exception as e:  # whatever a mismatched binary does must not stop the host
-        globals().update(in_tracing=_never, in_dynamic_tracing=_never)
         return None, Status(False, f"the native module does not work ({_describe(e)}); {_REBUILD}", build)
     # These two are asked once per layer call: later callers reach the module's own functions.
     globals().update(in_tracing=module.in_tracing, in_dynamic_tracing=module.in_dynamic_tracing)
     return module, Status(True, "", build, level, tuple(names), threads, _content_hash(module))
-
-
-def _never(array: Any = None) -> bool:
-    return False
 
 
 def _import() -> ModuleType:
