@@ -74,6 +74,8 @@ class Probe:
         True if stock can be timed on the first output features alone.
     proportional
         True if stock's time on the CPU is proportional to the rows, so that it can be extrapolated.
+    thorough
+        False while layers are checked whose offer was checked in full on another layer, or by another process.
     """
 
     buckets: tuple[tuple[int, int | None], ...] = ((1, 16), (17, None))
@@ -81,6 +83,7 @@ class Probe:
     weightless = False
     sliceable = False
     proportional = False
+    thorough = True
 
     def __init__(self, site: Any) -> None:
         self.site = site

@@ -91,6 +91,7 @@ def _verify_some(
                 except Exception as error:
                     faults[i] = error
     kernel_errors = native.take_errors()
+    probe.thorough = not candidate.verified and candidate.how != "profile"
     for i in indices:
         try:
             if i in faults:

@@ -9,14 +9,17 @@ import threading
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 import pytest
 import tiny_models
 import toys
 
-from backend_core import Offer, PluginError, Policy, accelerate, restore, walk_calls
+from backend_core import Offer, PluginError, Policy, accelerate, probes, restore, walk_calls
 from backend_core import race as race_module
+from backend_core.errors import VerificationError
 from backend_core.race import Timing
 from backend_core.report import STOCK
+from backend_core.sites import LinearSite
 
 DETERMINISTIC = Policy(deterministic=True, activations="model")
 
@@ -435,6 +438,40 @@ def test_what_won_by_the_profile_and_raises_now_is_tried_on_two_layers(monkeypat
     report = select(Policy(), Many(), p=toys.module_with(select_linear=select_linear))
     assert set(tried) == {"layers.0", "layers.1"}
     assert all("does not compile" in losers(report, f"layers.{i}")["p/fast"] for i in range(4))
+
+
+@pytest.mark.parametrize("column", [0, 3, 12, 15, None])
+def test_where_numpy_compares_later_layers_are_sampled(monkeypatch, column) -> None:
+    """The first layer in full; later the first, the last, and others elsewhere each time."""
+    monkeypatch.setattr(probes, "SAMPLED_COLUMNS", 16)
+    monkeypatch.setattr(probes.native, "available", lambda: False)
+    site = LinearSite("p", 96, 64, "affine", 4, 32, "uint32", "float32", "float32", "float32", "cpu")
+    probe = probes.LinearProbe(site)
+    layer = nn.QuantizedLinear(64, 96, bias=False, group_size=32, bits=4)
+    offer = Offer("p", lambda module: module, row_invariant=True, plugin="p")
+
+    def check() -> None:
+        parts.clear()
+        parts.extend(probe._columns())
+        results = [(m, layer(*probe.args(m))) for m in (1, 5)]
+        monkeypatch.setattr(probe, "_columns", lambda: parts)
+        if column is not None:
+            columns = [c for part in parts for c in range(part.start, part.stop)]
+            wrong = np.zeros(96, np.float32)
+            wrong[columns[column]] = 1.0
+            results = [(m, y + mx.array(wrong)) for m, y in results]
+        probe.check(offer, layer, results)
+
+    parts: list[slice] = []
+    assert probe._columns() == [slice(0, 96)]
+    probe.thorough = False
+    seen = {tuple((p.start, p.stop) for p in probe._columns()) for _ in range(20)}
+    assert len(seen) > 5 and all(s[0] == (0, 4) and s[2] == (92, 96) and 4 <= s[1][0] <= 84 for s in seen)
+    if column is None:
+        check()
+    else:
+        with pytest.raises(VerificationError, match="rows 1, last row, 16 columns of 96"):
+            check()
 
 
 def test_race_off_uses_the_profile_only(monkeypatch) -> None:
