@@ -445,7 +445,8 @@ def test_where_numpy_compares_later_layers_are_sampled(monkeypatch, column) -> N
     """The first layer in full; later the first, the last, and others elsewhere each time."""
     monkeypatch.setattr(probes, "SAMPLED_COLUMNS", 16)
     monkeypatch.setattr(probes.native, "available", lambda: False)
-    site = LinearSite("p", 96, 64, "affine", 4, 32, "uint32", "float32", "float32", "float32", "cpu")
+    site = LinearSite(path="p", n=96, k=64, mode="affine", bits=4, group_size=32, weight_dtype="uint32",
+                      scales_dtype="float32", x_dtype="float32", out_dtype="float32", device="cpu")  # fmt: skip
     probe = probes.LinearProbe(site)
     layer = nn.QuantizedLinear(64, 96, bias=False, group_size=32, bits=4)
     offer = Offer("p", lambda module: module, row_invariant=True, plugin="p")
