@@ -65,6 +65,8 @@ class Built:
     spilled: int
     shared: int
     threads: int
+    #: Bytes of `shared` that a launch must ask for.
+    given: int
 
     @property
     def resident(self) -> int:
@@ -102,29 +104,27 @@ def facts(variant: Variant, n: int) -> dict[str, Any]:
             "device": "cuda", **dict(variant.options)}  # fmt: skip
 
 
-def text(variant: Variant) -> tuple[str, int]:
-    """(a whole CUDA file with one function `tuned`, threads of a threadgroup)."""
+def text(variant: Variant) -> tuple[str, int, int]:
+    """(a CUDA file with one function `tuned`, threads of a threadgroup, bytes of shared memory to ask for)."""
     from bonsai_qmv.gpu_kernels import AFFINE_MMA
 
-    from backend_core.simt import constants
-
-    launch, parts = AFFINE_MMA.launch(**facts(variant, 8192)), AFFINE_MMA.text("cuda")
-    threads = launch.threadgroup[0]
-    bounds = f"__launch_bounds__({threads}, {variant.bound})" if variant.bound else ""
+    launch = AFFINE_MMA.launch(**facts(variant, 8192))
+    threads, given = launch.threadgroup[0], AFFINE_MMA.bytes_at_launch(launch.template)
+    bounds = f"__launch_bounds__({threads}, {variant.bound})" if variant.bound else f"__launch_bounds__({threads})"
     whole = (
-        f"#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n{parts.header}"
+        f"#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n{AFFINE_MMA.text('cuda').header}"
         f'extern "C" __global__ void {bounds} tuned(const __half* x, const uint* w, const __half* scales, '
         "const __half* biases, __half* y, int m, int n, int k) {\n"
-        f"{constants(launch.template)}const __half* bias = scales;\nconst int x_ndim = 2;\n"
+        "const __half* bias = scales;\nconst int x_ndim = 2;\n"
         "const int x_shape[2] = {m, k}, w_shape[1] = {n};\n"
-        f"{parts.source}\n}}\n"
+        f"{AFFINE_MMA.cuda_body(launch.template)}\n}}\n"
     )
-    return whole.replace(HINT, variant.hint), threads
+    return whole.replace(HINT, variant.hint), threads, given
 
 
 def build(variant: Variant, folder: Path, name: str) -> Built:
     """Raises RuntimeError with the compiler's message."""
-    source, threads = text(variant)
+    source, threads, given = text(variant)
     path = folder / f"{name}.cu"
     path.write_text(source)
     cubin = path.with_suffix(".cubin")
@@ -135,7 +135,7 @@ def build(variant: Variant, folder: Path, name: str) -> Built:
     said = done.stdout + done.stderr
     numbers = [re.search(p, said) for p in (r"Used (\d+) registers", r"(\d+) bytes spill loads", r"(\d+) bytes smem")]
     registers, spilled, shared = (int(m.group(1)) if m else 0 for m in numbers)
-    return Built(cubin, registers, spilled, shared, threads)
+    return Built(cubin, registers, spilled, shared + given, threads, given)
 
 
 class Bench:

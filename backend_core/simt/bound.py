@@ -76,7 +76,8 @@ class CudaCall:
         except (ValueError, OSError, CompileError):
             # mlx puts its own headers before the text: if they do not help, its message is the one that users know.
             return None
-        return compiled.caller(made.symbol, self.launch.grid, self.launch.threadgroup)
+        given = self.kernel.bytes_at_launch(self.launch.template)
+        return compiled.caller(made.symbol, self.launch.grid, self.launch.threadgroup, given)
 
 
 def compile_ahead(kernel: SimtKernel, launches: Iterable[Launch], inputs: Sequence[Any], output_dtypes: Sequence[Any]
@@ -105,10 +106,8 @@ def _with_text(kernel: SimtKernel, template: tuple[tuple[str, str | int | bool],
     # every call.
     import mlx.core as mx
 
-    from .kernel import constants
-
-    text = kernel.text("cuda")
     return mx.fast.cuda_kernel(
         name=kernel.name, input_names=list(kernel.inputs), output_names=list(kernel.outputs),
-        source=constants(template) + text.source, header=include(text.header),
+        source=kernel.cuda_body(template), header=include(kernel.text("cuda").header),
+        shared_memory=kernel.bytes_at_launch(template),
     )  # fmt: skip

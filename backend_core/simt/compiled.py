@@ -51,8 +51,6 @@ def text_of(kernel: SimtKernel, template: Template, inputs: Sequence[str], outpu
 
     inputs, outputs: mlx's names of the dtypes. Raises ValueError if the kernel names strides.
     """
-    from .kernel import constants
-
     text = kernel.text("cuda")
     parameters = [f"const {TYPES[t]}* {name}" for name, t in zip(kernel.inputs, inputs, strict=True)]
     parameters += [f"{TYPES[t]}* {name}" for name, t in zip(kernel.outputs, outputs, strict=True)]
@@ -63,9 +61,18 @@ def text_of(kernel: SimtKernel, template: Template, inputs: Sequence[str], outpu
     if any(f"{name}_strides" in text.source for name in kernel.inputs):
         raise ValueError(f"kernel {kernel.name!r} names strides")
     return (
-        f'{_BEFORE}{text.header}\nextern "C" __global__ void {symbol}(\n{", ".join(parameters)}) {{\n'
-        f"{begin}{constants(template)}{text.source}\n}}\n"
+        f'{_BEFORE}{text.header}\nextern "C" __global__ void {bounds(template)}{symbol}(\n{", ".join(parameters)}) {{\n'
+        f"{begin}{kernel.cuda_body(template)}\n}}\n"
     )
+
+
+def bounds(template: Template) -> str:
+    """How many registers the compiler may use: as many as let a launch run at all, if the template has the number of
+    SIMD_GROUPS, and RESIDENT threadgroups on one multiprocessor, if it has that."""
+    values = dict(template)
+    if "SIMD_GROUPS" not in values:
+        return ""
+    return f"__launch_bounds__({32 * int(values['SIMD_GROUPS'])}, {int(values.get('RESIDENT', 1))}) "
 
 
 @functools.cache
@@ -95,7 +102,7 @@ class Compiled:
         plain = text_of(kernel, template, inputs, outputs, "SYMBOL")
         key = "\0".join((plain, self.architecture, nvrtc.version()))
         self.symbol = f"{kernel.name}_{hashlib.sha256(key.encode()).hexdigest()[:24]}"
-        self._text = plain.replace("void SYMBOL(", f"void {self.symbol}(", 1)
+        self._text = plain.replace("SYMBOL(", f"{self.symbol}(", 1)
         self._ready = False
 
     def prepare(self) -> None:
@@ -185,20 +192,24 @@ def why_not() -> str:
     text = f'extern "C" __global__ void {symbol}(const float* x, float* y, int n) {{ y[0] = x[0] * n; }}\n'
     try:
         hand_over(symbol, nvrtc.compile_text(text, symbol, architecture()))
-        call = caller(symbol, (32, 1, 1), (32, 1, 1))
+        call = caller(symbol, (32, 1, 1), (32, 1, 1), 0)
         (y,) = call(inputs=[mx.array([2.0])], output_shapes=[(1,)], output_dtypes=[mx.float32], scalars=[21])
         return "" if y.item() == 42.0 else f"a product is {y.item()}"
     except Exception as error:  # whatever an mlx that works otherwise does must not stop anybody
         return f"{type(error).__name__}: {error}".splitlines()[0][:300]
 
 
-def caller(symbol: str, grid: tuple[int, int, int], threadgroup: tuple[int, int, int]) -> Callable[..., Any]:
-    """``f(inputs=, output_shapes=, output_dtypes=, scalars=)`` for what was handed over."""
+def caller(symbol: str, grid: tuple[int, int, int], threadgroup: tuple[int, int, int], threadgroup_bytes: int
+           ) -> Callable[..., Any]:  # fmt: skip
+    """``f(inputs=, output_shapes=, output_dtypes=, scalars=)`` for what was handed over.
+
+    threadgroup_bytes: what a launch must ask for.
+    """
     import mlx.core as mx
 
     return functools.partial(
-        mx.fast.precompiled_cuda_kernel, name=symbol, compiled_source=b"", grid=grid, threadgroup=threadgroup,
-        ensure_row_contiguous=True,
+        mx.fast.precompiled_cuda_kernel, name=symbol, compiled_source=b"", grid=grid,
+        threadgroup=threadgroup, shared_memory=threadgroup_bytes, ensure_row_contiguous=True,
     )  # fmt: skip
 
 

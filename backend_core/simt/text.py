@@ -94,6 +94,27 @@ def _for_cuda(text: str) -> str:
     return _SPACES.sub("", _THREADGROUP_ARRAY.sub("__shared__ ", text))
 
 
+#: A threadgroup array of a kernel's body.
+_SHARED = re.compile(r"^__shared__ (\w+) (\w+)\[(.+)\];$", re.MULTILINE)
+
+
+def given_at_launch(body: str) -> str:
+    """CUDA's body with its threadgroup arrays in the memory that a launch asks for, one after the other."""
+    end = "0"
+
+    def part(match: re.Match[str]) -> str:
+        nonlocal end
+        (type_, name, length), begin = match.groups(), end
+        end = f"end_of_{name}"
+        return (
+            f"{type_}* const {name} = reinterpret_cast<{type_}*>(given_memory + {begin});"
+            f" constexpr int {end} = {begin} + (int(sizeof({type_})) * ({length}) + 15) / 16 * 16;"
+        )
+
+    parts = _SHARED.sub(part, body)
+    return "extern __shared__ __align__(16) unsigned char given_memory[];\n" + parts
+
+
 def _prelude(target: str, text: str) -> str:
     """The sections of the target's prelude that `text` needs, and those that these need."""
     always, sections = _sections(target)

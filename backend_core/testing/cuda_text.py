@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from backend_core.simt import Launch, SimtKernel, constants
+from backend_core.simt import Launch, SimtKernel
 
 _TYPES = {
     "float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16", "bool": "bool",
@@ -61,7 +61,7 @@ def cuda_text(kernel: SimtKernel, launch: Launch, inputs: Mapping[str, str], out
     return (
         f"{_BEFORE}{text.header}\nnamespace mlx::core::cu {{\nnamespace cg = cooperative_groups;\n"
         f"__global__ void custom_kernel_{kernel.name}(\n    {signature}) {{\n"
-        f"{constants(launch.template)}{text.source}\n}}\n}}\n"
+        f"{kernel.cuda_body(launch.template)}\n}}\n}}\n"
     )
 
 

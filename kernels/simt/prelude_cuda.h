@@ -176,7 +176,7 @@ METAL_FUNC void load_words(uint* to, const T* from) {
   } else {
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
-      if (sizeof(T) == 2) {
+      if (sizeof(T) == 2 && !VECTORS) {
         const ushort* halves = reinterpret_cast<const ushort*>(from);
         to[i] = __ldg(halves + 2 * i) | (uint(__ldg(halves + 2 * i + 1)) << 16);
       } else {

@@ -104,7 +104,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list:
     """Calls of compiled kernels and of texts, in place of mlx's."""
     made: list = []
     monkeypatch.setattr(compiled, "why_not", lambda: "")
-    monkeypatch.setattr(compiled, "caller", lambda symbol, grid, threadgroup: (
+    monkeypatch.setattr(compiled, "caller", lambda symbol, grid, threadgroup, given: (
         lambda **k: made.append((symbol, grid, threadgroup, k))))  # fmt: skip
     monkeypatch.setattr(bound, "_with_text", lambda kernel, template: lambda **k: made.append(("text", k)))
     return made

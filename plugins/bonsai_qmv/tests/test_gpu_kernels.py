@@ -101,9 +101,24 @@ def test_each_byte_of_the_weights_is_read_once_for_all_rows(kernel, rows) -> Non
         assert buffers["y"].bytes_written == buffers["y"].unique_written == rows * n * 2
 
 
-def test_the_matrix_kernel_reads_the_weights_once_for_16_rows() -> None:
-    buffers = right(MMA, problem(1, 128, "float16", 32, 1024, 16), 16).report.buffers
-    assert buffers["w"].bytes_read == 32 * 1024 // 8
+@pytest.mark.parametrize(
+    ("k", "simd_groups"), [(32 * 21, 4), (32 * 34, 4), (32 * 20, 3), (32 * 8, 5)],
+    ids=["shares of 2, 2, 2, none", "shares of 3, 3, 3, none", "shares of 2, 2, 1", "more than quads"],
+)  # fmt: skip
+@pytest.mark.parametrize("rows", [1, 3])
+def test_threadgroups_make_several_tiles_with_unequal_shares_of_k(k, simd_groups, rows) -> None:
+    # 5 tiles and a part of one for 2 threadgroups.
+    p = problem(2, 32, "float16", 88, k, rows)
+    result = run(MMA, p, simd_groups=simd_groups, blocks=2).check()
+    assert excess(p, result.outputs[0]) <= 1.0
+    assert result.report.buffers["w"].bytes_read >= 88 * k // 4
+
+
+def test_columns_have_the_same_bits_however_many_threadgroups_make_them() -> None:
+    p = problem(1, 64, "float16", 72, 64 * 12, 2)
+    once = run(MMA, p).check().outputs[0]
+    for blocks in (1, 2, 3):
+        np.testing.assert_array_equal(run(MMA, p, blocks=blocks).check().outputs[0], once)
 
 
 @pytest.mark.parametrize("kernel", [QMV, MMA], ids=lambda k: k.name)

@@ -62,61 +62,72 @@ AFFINE_QMV = SimtKernel(
 )
 
 
-def _mma_eligible(*, bits: int, group_size: int, x_dtype: str, scales_dtype: str, k: int, **_: Any) -> str:
+def _mma_eligible(*, bits: int, group_size: int, x_dtype: str, scales_dtype: str, k: int, n: int = 1,
+                  device: str = "metal", **_: Any) -> str:  # fmt: skip
     if bits not in (1, 2, 4, 8) or group_size not in GROUP_SIZES:
         return f"{bits} bits in groups of {group_size}"
     if x_dtype not in ("float16", "bfloat16") or scales_dtype not in FLOATS:
         return f"dtypes {x_dtype} and {scales_dtype}"
     if bits == 8 and x_dtype == "bfloat16":
         return "codes of 8 bits are not exact in bfloat16"
+    if n * k // group_size >= 1 << 31:
+        return f"{n} x {k} weights have too many groups"
+    if not _mma_at_once(1, k, device):
+        return f"a row of {k} has no room in threadgroup memory"
     return "" if k % group_size == 0 else f"k = {k} is not a multiple of {group_size}"
 
 
 #: Multiprocessors that the matrix kernel fills, an H200's; others take more or fewer turns.
 MULTIPROCESSORS = 132
 #: Threadgroup memory of the matrix kernel for x, by device.
-X_BYTES = {"metal": 24576, "cuda": 41984}
+X_BYTES = {"metal": 24576, "cuda": 147456}
+#: Threads of a threadgroup of the matrix kernel: a multiprocessor has 65536 registers, a thread up to 168.
+MOST_SIMD_GROUPS = 12
+#: Shared memory of a multiprocessor that threadgroups have for x and sums.
+MULTIPROCESSOR_BYTES = 220 << 10
+#: SIMD groups that a multiprocessor holds, at most 96 registers for each of their lanes.
+RESIDENT = 20
 
 
-def mma_shape(k: int, group_size: int) -> tuple[int, int]:
-    """(SIMD groups, quad) of the matrix kernel: little left over in K, 4 groups fetched at once if K allows.
+def mma_simd_groups(k: int, group_size: int) -> int:
+    """SIMD groups of a threadgroup of the matrix kernel: many, with little left over in K.
 
     They decide in which order sums are made, so they must not depend on the number of rows.
     """
-    groups = k // group_size
-    quad = 4 if groups % 4 == 0 else 2 if groups % 2 == 0 else 1
-    quads = groups // quad
-    if quads <= 4:
-        return max(quads, 1), quad
-    return min(range(4, 18), key=lambda s: (_ceil(quads, s) * s, -s)), quad
+    quads = _ceil(k, group_size * 4)
+    return min(range(1, min(quads, MOST_SIMD_GROUPS) + 1), key=lambda s: (_ceil(quads, s) * s > quads * 1.1, -s))
+
+
+def _mma_at_once(rows: int, k: int, device: str) -> int:
+    """Rows of x in one pass over the weights, 0 if not even one has room."""
+    fit = [r for r in (1, 2, 4, 8) if r * _ceil(k, 128) * 256 <= X_BYTES[device]]
+    return next((r for r in fit if rows <= r), fit[-1] if fit else 0)
 
 
 def _mma_geometry(*, rows: int, n: int, k: int, bits: int, group_size: int, x_dtype: str, scales_dtype: str,
-                  out_dtype: str, symmetric: int = 0, has_bias: bool = False, device: str = "metal", tiles: int = 1,
-                  simd_groups: int = 0, quad: int = 0, depth: int = 1, per_multiprocessor: int = 0,
-                  staged: bool | None = None, **_: Any) -> Launch:  # fmt: skip
-    usual = mma_shape(k, group_size)
-    simd_groups, quad = simd_groups or usual[0], quad or usual[1]
-    at_once = next((r for r in (1, 2, 4, 8) if rows <= r), 16)
-    if staged is None:
-        staged = at_once <= 8 and at_once * k * 2 <= X_BYTES[device]
-    if not staged and 1 < at_once < 8:
-        at_once = 8
+                  out_dtype: str, symmetric: int = 0, has_bias: bool = False, device: str = "metal",
+                  simd_groups: int = 0, per_multiprocessor: int = 0, blocks: int = 0, **_: Any) -> Launch:  # fmt: skip
+    simd_groups = simd_groups or mma_simd_groups(k, group_size)
+    at_once, groups = _mma_at_once(rows, k, device), k // group_size
+    quads = _ceil(groups, 4)
+    # Kernels for several K where that costs little room.
+    room = _ceil(quads, 4) * 4 if quads >= 8 and device == "cuda" else quads
+    memory = at_once * (room * 8 * group_size + 128 * simd_groups)
+    resident = per_multiprocessor or max(1, min(RESIDENT // simd_groups, MULTIPROCESSOR_BYTES // memory))
     template = (
         ("T", x_dtype), ("S", scales_dtype), ("O", out_dtype), ("BITS", bits), ("GS", group_size), ("ROWS", at_once),
-        ("TILES", tiles), ("SIMD_GROUPS", simd_groups), ("QUAD", quad), ("DEPTH", depth),
-        ("STAGED", k // group_size if staged else 0), ("SYMMETRIC", symmetric), ("HAS_BIAS", has_bias),
+        ("SIMD_GROUPS", simd_groups), ("WHOLE", groups % 4 == 0), ("ROOM", room), ("RESIDENT", resident),
+        ("SYMMETRIC", symmetric), ("HAS_BIAS", has_bias),
     )  # fmt: skip
     lanes, passes = 32 * simd_groups, _ceil(rows, at_once)
-    resident = MULTIPROCESSORS * (per_multiprocessor or max(1, 24 // simd_groups))
-    blocks = min(_ceil(n, 16 * tiles), max(resident // passes, 1))
+    blocks = blocks or min(_ceil(n, 16), max(MULTIPROCESSORS * resident // passes, 1))
     return Launch(template, (lanes * blocks, passes, 1), (lanes, 1, 1))
 
 
 def _mma_threadgroup_bytes(launch: Launch) -> int:
-    rows, kept = int(launch.value("ROWS")), int(launch.value("STAGED")) * int(launch.value("ROWS")) or 1
-    part = int(launch.value("SIMD_GROUPS")) * int(launch.value("TILES")) * 16 * rows
-    return 4 * part * (2 if part <= 1536 else 1) + kept * (4 + 2 * int(launch.value("GS")))
+    rows, room = int(launch.value("ROWS")), int(launch.value("ROOM")) * int(launch.value("ROWS"))
+    part = int(launch.value("SIMD_GROUPS")) * 16 * rows
+    return 4 * part * (2 if part <= 1536 else 1) + room * (16 + 8 * int(launch.value("GS")))
 
 
 AFFINE_MMA = SimtKernel(
@@ -124,10 +135,7 @@ AFFINE_MMA = SimtKernel(
     source=_file("affine_mma.metal"),
     inputs=("x", "w", "scales", "biases", "bias"),
     outputs=("y",),
-    template=(
-        *("T", "S", "O", "BITS", "GS", "ROWS", "TILES", "SIMD_GROUPS", "QUAD", "DEPTH", "STAGED", "SYMMETRIC"),
-        "HAS_BIAS",
-    ),
+    template=("T", "S", "O", "BITS", "GS", "ROWS", "SIMD_GROUPS", "WHOLE", "ROOM", "RESIDENT", "SYMMETRIC", "HAS_BIAS"),
     geometry=_mma_geometry,
     threadgroup_bytes=_mma_threadgroup_bytes,
     eligible=_mma_eligible,

@@ -53,7 +53,7 @@ class Family:
 #: In order: a layer gets the first family that serves it.
 FAMILIES = (
     # On sm_80 and later a matrix instruction takes 16x8x16 halves; compiling one kernel takes a second or two.
-    Family("mma", AFFINE_MMA, "cuda", (8, 0), (1, 4, 8, 16), 20, "matrix instructions, weights read once for all rows"),
+    Family("mma", AFFINE_MMA, "cuda", (8, 0), (1, 2, 4, 8, 16), 20, "matrix instructions, weights read once for all"),
     Family("qmv", AFFINE_QMV, "cuda", (7, 0), (1, 2, 4, 8, 16), 10, "decoded in registers"),
     Family("qmv", AFFINE_QMV, "metal", (13,), tuple(range(1, MOST_ROWS + 1)), 10, "decoded in registers"),
 )

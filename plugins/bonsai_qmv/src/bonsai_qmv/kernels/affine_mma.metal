@@ -1,5 +1,5 @@
-// Products of 1 to 16 rows with affine weights by matrix instructions: the weights of 16 columns are one operand, up to
-// 8 or 16 rows of x the other, so that the time hardly depends on the number of rows.
+// Products of 1 to 8 rows with affine weights by matrix instructions: the weights of 16 columns are one operand, rows of x
+// the other, so that the time hardly depends on the number of rows.
 //
 //   y[m, n] = sum_k x[m, k] * (scales[n, k / GS] * code[n, k] + biases[n, k / GS])  (+ bias[n])
 //
@@ -7,30 +7,31 @@
 //            as in affine_qmv.metal, biases unread if SYMMETRIC, bias unread unless HAS_BIAS
 // Output     y (..., N) of O
 //
-// Template   BITS 1, 2, 4, and 8 with T half; GS 32, 64 or 128; ROWS 1, 2, 4, 8 or 16, rows of x at a time; TILES of 16
-//            columns a SIMD group works on; QUAD groups are fetched at once, a divisor of K / GS; DEPTH such quads are
-//            on their way; STAGED is K / GS if x is kept in threadgroup memory (ROWS at most 8), 0 if it is not
-// Edges      any N; any M; K is a multiple of GS
+// Template   BITS 1, 2, 4, and 8 with T half; GS 32, 64 or 128; ROWS 1, 2, 4 or 8, rows of x at a time; WHOLE if K / GS
+//            is a multiple of 4; ROOM quads of groups have room in threadgroup memory, at least K / GS / 4 rounded up;
+//            RESIDENT threadgroups shall fit a multiprocessor, which the text does not use
+// Edges      any N; any M; K is a multiple of GS; N * K / GS is less than 2^31
 // Bytes      as in affine_qmv.metal, read once for each ROWS rows of x
 // Numbers    exactness `rounding`: codes are exact in T, products exact, sums in float32. Row-invariant: the order of
-//            sums does not depend on M, ROWS, TILES, DEPTH or STAGED. It depends on SIMD_GROUPS and QUAD, which must
-//            follow from the layer alone
+//            sums does not depend on M, ROWS or ROOM. It depends on SIMD_GROUPS, which must follow from the layer alone
 // Geometry   threadgroups of 32 * SIMD_GROUPS lanes, as many as the device holds at once. Threadgroup (i, j) of (I, J)
-//            makes columns [t, t + 1) * 16 * TILES of rows [j, j + 1) * ROWS for t = i, i + I, i + 2 I ... Each SIMD
-//            group takes an equal share of the quads, in their order
-// Threadgroup memory   SIMD_GROUPS * TILES * 16 * ROWS floats, twice where that is within 12 KiB; and STAGED * ROWS
-//            floats and STAGED * ROWS * GS of T
+//            makes columns [t, t + 1) * 16 of rows [j, j + 1) * ROWS for t = i, i + I, i + 2 I ... Each SIMD group takes
+//            a share of the quads, in their order
+// Threadgroup memory   SIMD_GROUPS * 16 * ROWS floats, twice where that is within 12 KiB; and for each quad with room
+//            4 * ROWS floats and 4 * ROWS * GS of T
 //
-// Matrix instructions sum over 16 values of k in whatever order the operands have them. Lane l = 4 r + q owns a quarter of
-// each group, the codes [q, q + 1) * GS / 4 of rows r and r + 8. Two codes half a word apart become a pair of T by one
-// mask, without a shift: in half they are denormal numbers, code * 2^(shift - 24); in bfloat they are 128 + code *
-// 2^shift, and one exact multiplication and addition makes them code.
+// Four groups of a column, a quad, are worked on at once, and each lane of four has one: its codes lie in one piece, and a
+// SIMD group takes pieces of 64 bytes or more from memory. A matrix instruction sums over the four lanes, so x has zeros
+// where lane and group differ: of 8 columns of that operand, 4 c + g is row c of x in group g. Results then are apart by
+// groups, each to be multiplied with its scale.
+//
+// Two codes half a word apart become a pair of T by one mask, without a shift: in half they are denormal numbers, code *
+// 2^(shift - 24); in bfloat they are 128 + code * 2^shift, and one exact multiplication and addition makes them code.
 
-
-// What depends on T: how many codes of BITS a mantissa has room for, and what the pair of T in a masked word is.
+// What depends on T: how many bits of codes a mantissa has room for, and what the pair of T in a masked word is.
 template <typename T>
 struct Pairs {
-  static constant constexpr int ROOM = 10, ONES = 0x3c003c00;
+  static constant constexpr int MANTISSA = 10, ONES = 0x3c003c00;
   static constant constexpr bool SCALED = true;
   // What a pair must be multiplied with to be codes.
   static constant constexpr float UNIT = 16777216.0f;
@@ -41,7 +42,7 @@ struct Pairs {
 };
 template <>
 struct Pairs<bfloat> {
-  static constant constexpr int ROOM = 7, ONES = 0x3f803f80;
+  static constant constexpr int MANTISSA = 7, ONES = 0x3f803f80;
   static constant constexpr bool SCALED = false;
   static constant constexpr float UNIT = 1.0f;
   static METAL_FUNC uint of(uint w, uint mask, int shift) {
@@ -50,50 +51,23 @@ struct Pairs<bfloat> {
   }
 };
 
-// How a lane's quarter of a group is laid out: WORDS words whose halves hold HALF codes each, of which STEP are taken
-// before the word is shifted. A matrix instruction takes the same code of two such units, so that all its values have
-// one factor; there are CLASSES factors.
+// How a lane's group is laid out: WORDS words whose halves hold HALF codes each, of which STEP are taken before the word is
+// shifted: a unit. A matrix instruction takes the same code of two such units, so that all its values have one factor;
+// there are CLASSES factors.
 template <typename T, int BITS, int GS>
 struct Layout {
-  static constant constexpr int CODES = GS / 4;
-  static constant constexpr int WORDS = CODES * BITS > 32 ? CODES * BITS / 32 : 1;
-  static constant constexpr int HALF = CODES / WORDS / 2;
-  static constant constexpr int FITS = Pairs<T>::ROOM / BITS, MOST = FITS >= HALF ? HALF : FITS;
-  static constant constexpr int EVEN = WORDS == 1 && MOST >= HALF ? HALF / 2 : MOST;
-  static constant constexpr int STEP = EVEN >= 4 ? 4 : EVEN >= 2 ? 2 : 1;
+  static constant constexpr int WORDS = GS * BITS / 32;
+  static constant constexpr int HALF = 16 / BITS;
+  static constant constexpr int FITS = Pairs<T>::MANTISSA / BITS;
+  static constant constexpr int STEP = FITS >= 4 && HALF >= 4 ? 4 : FITS >= 2 && HALF >= 2 ? 2 : 1;
   static constant constexpr int PARTS = HALF / STEP;
-  static constant constexpr int UNITS = WORDS * PARTS;
   static constant constexpr int CLASSES = Pairs<T>::SCALED ? STEP : 1;
-  static_assert(MOST > 0 && UNITS % 2 == 0, "this format does not fit T");
+  // Sums that are made side by side, because each instruction waits for the last of its sum.
+  static constant constexpr int CHAINS = CLASSES == 1 ? 2 : CLASSES;
+  // Words that are fetched by one load.
+  static constant constexpr int AT_ONCE = WORDS < 4 ? WORDS : 4;
+  static_assert(FITS > 0 && PARTS % 2 == 0, "this format does not fit T");
 };
-
-// A quarter that is less than a word, spread to the halves of one.
-template <typename L, int BITS>
-METAL_FUNC void spread_codes(thread uint* words, int q) {
-  if (L::CODES * BITS < 32) {
-    const int bits = L::CODES * BITS % 32;
-    const uint v = words[0] >> (q * bits % 32);
-    const uint mask = (1u << (bits / 2)) - 1u;
-    words[0] = (v & mask) | ((v << (16 - bits / 2)) & (mask << 16));
-  }
-}
-
-// The values of x that meet those codes: those of code c of unit u are word c * UNITS + u, so that the two units of a
-// matrix instruction are neighbours.
-template <typename L, bool VECTORS, typename X>
-METAL_FUNC void load_values(thread uint* to, X from) {
-  uint raw[L::CODES / 2];
-  load_words<L::CODES / 2, VECTORS>(raw, from);
-#pragma unroll
-  for (int v = 0; v < L::WORDS; v++) {
-#pragma unroll
-    for (int j = 0; j < L::HALF; j++) {
-      const uint low = raw[(2 * v * L::HALF + j) / 2], high = raw[(2 * v * L::HALF + L::HALF + j) / 2];
-      const int place = j % L::STEP * L::UNITS + v * L::PARTS + j / L::STEP;
-      to[place] = j % 2 == 0 ? join_low(low, high) : join_high(low, high);
-    }
-  }
-}
 
 // Pair number `c` of unit `u` of a lane's words.
 template <typename T, typename L, int BITS>
@@ -103,345 +77,305 @@ METAL_FUNC uint pair_of(thread const uint* words, int u, int c) {
   return Pairs<T>::of(w, mask << (c * BITS), c * BITS);
 }
 
-// One group: what the codes of 16 columns (a) give with the rows of x (b), over Pairs<T>::UNIT.
-template <typename T, typename L, int BITS>
-METAL_FUNC void multiply(thread float* result, thread const uint (*a)[L::WORDS], thread const uint* b, ushort lane) {
-  float d[L::CLASSES][4];
-#pragma unroll
-  for (int c = 0; c < L::STEP; c++) {
-    const int into = L::CLASSES == 1 ? 0 : c;
-#pragma unroll
-    for (int u = 0; u < L::UNITS; u += 2) {
-      const uint a0 = pair_of<T, L, BITS>(a[0], u, c), a1 = pair_of<T, L, BITS>(a[1], u, c);
-      const uint a2 = pair_of<T, L, BITS>(a[0], u + 1, c), a3 = pair_of<T, L, BITS>(a[1], u + 1, c);
-      const uint b0 = b[c * L::UNITS + u], b1 = b[c * L::UNITS + u + 1];
-      if (u == 0 && (c == 0 || L::CLASSES > 1)) {
-        mma_16x8x16_first<T>(d[into], a0, a1, a2, a3, b0, b1, lane);
-      } else {
-        mma_16x8x16<T>(d[into], a0, a1, a2, a3, b0, b1, lane);
-      }
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    result[i] = d[0][i];
-#pragma unroll
-    for (int c = 1; c < L::CLASSES; c++) {
-      result[i] = fma(d[c][i], 1.0f / float(1 << (c * BITS)), result[i]);
-    }
-  }
-}
-
-// Sums of the values of a group, over Pairs<T>::UNIT, for the rows of x that this lane has results of.
-template <typename T, typename L>
-METAL_FUNC void add_up(thread float* total, thread const uint* b, ushort lane) {
-  const uint ones = Pairs<T>::ONES;
-  // Pairs of registers as in `multiply`, which spares moves; two chains, because each instruction waits for the last.
-  float d[2][4];
-#pragma unroll
-  for (int c = 0; c < L::STEP; c++) {
-#pragma unroll
-    for (int u = 0; u < L::UNITS; u += 2) {
-      const int i = c * (L::UNITS / 2) + u / 2;
-      const uint b0 = b[c * L::UNITS + u], b1 = b[c * L::UNITS + u + 1];
-      if (i < 2) {
-        mma_16x8x16_first<T>(d[i], ones, ones, ones, ones, b0, b1, lane);
-      } else {
-        mma_16x8x16<T>(d[i % 2], ones, ones, ones, ones, b0, b1, lane);
-      }
-    }
-  }
-  total[0] = (d[0][0] + d[1][0]) * (1.0f / Pairs<T>::UNIT);
-  total[1] = (d[0][1] + d[1][1]) * (1.0f / Pairs<T>::UNIT);
-}
-
-// A quad of groups of all tiles as a lane fetches it; nothing waits for it before it is used.
-template <typename L, typename S, int TILES, int QUAD>
+// What a lane fetches of a quad: codes of its group, scales and biases of the two groups that it has results of. Nothing
+// waits for it before it is used.
+template <typename L, typename S>
 struct Stage {
-  static constant constexpr int SCALE_WORDS = (QUAD * int(sizeof(S)) + 3) / 4;
-  uint codes[TILES][2][QUAD][L::WORDS];
-  uint scales[TILES][2][SCALE_WORDS], offsets[TILES][2][SCALE_WORDS];
+  static constant constexpr int SCALE_WORDS = int(sizeof(S)) / 2;
+  uint codes[2][L::WORDS];
+  uint scales[2][SCALE_WORDS], offsets[2][SCALE_WORDS];
 };
 
-// QUAD values of S, packed into words as they lie in memory.
-template <typename S, int QUAD, bool VECTORS, typename SP>
-METAL_FUNC void load_scales(thread uint* to, SP from) {
-  if (QUAD * sizeof(S) >= 4) {
-    load_words<(QUAD * int(sizeof(S)) + 3) / 4, VECTORS>(to, from);
+// Where that is: groups counted from the first of column 0.
+struct Place {
+  int codes[2], scales[2];
+  // False where the second of the two groups, or both, are beyond the end of K.
+  bool first, second;
+};
+
+// Columns beyond the end are the last one again; they are computed and not stored. Groups beyond the end likewise, with
+// x and scales of zero.
+template <bool WHOLE>
+METAL_FUNC Place find(int tile, int quad, int groups, int n_end, int r, int q) {
+  Place at;
+  const int code = quad * 4 + q, scale = quad * 4 + q % 2 * 2;
+  at.first = WHOLE || scale < groups;
+  at.second = WHOLE || scale + 1 < groups;
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    const int from = min(tile * 16 + h * 8 + r, n_end - 1) * groups;
+    at.codes[h] = from + (WHOLE ? code : min(code, groups - 1));
+    at.scales[h] = from + scale;
+  }
+  return at;
+}
+
+// Two neighbours of S, as they lie in memory.
+template <typename S, bool WHOLE, bool VECTORS, typename SP>
+METAL_FUNC void load_scales(thread uint* to, SP from, bool first, bool second) {
+  if (WHOLE) {
+    load_words<int(sizeof(S)) / 2, VECTORS>(to, from);
   } else {
-    to[0] = bits_of(from[0]);
+    const uint low = first ? bits_of(from[0]) : 0u, high = second ? bits_of(from[1]) : 0u;
+    if (sizeof(S) == 2) {
+      to[0] = low | high << 16;
+    } else {
+      to[0] = low;
+      to[sizeof(S) / 2 - 1] = high;
+    }
   }
 }
 
 template <typename S>
 METAL_FUNC float scale_at(thread const uint* words, int i) {
   if (sizeof(S) == 4) {
-    return as_type<float>(words[i]);
+    return as_type<float>(words[i % (sizeof(S) / 2)]);
   }
-  return i % 2 == 0 ? low_value<S>(words[i / 2]) : high_value<S>(words[i / 2]);
+  return i == 0 ? low_value<S>(words[0]) : high_value<S>(words[0]);
 }
 
-// Where a lane's weights of a quad are, for its columns of each tile.
-template <int TILES, typename WP, typename SP>
-struct Places {
-  WP w[TILES][2];
-  SP scales[TILES][2], biases[TILES][2];
-};
+template <bool VECTORS, typename L, typename S, typename WP>
+METAL_FUNC void fetch_codes(thread Stage<L, S>& to, thread const Place& at, WP w, int first) {
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    stream_words<L::AT_ONCE, VECTORS>(to.codes[h] + first, w + (long(at.codes[h]) * L::WORDS + first));
+  }
+}
 
-// `w`, `scales` and `biases` are what the lane takes of its first quad of column 0. Columns beyond the end are the last
-// one again; they are computed and not stored.
-template <int BITS, int GS, int TILES, int QUAD, typename WP, typename SP>
-METAL_FUNC void find(thread Places<TILES, WP, SP>& at, WP w, SP scales, SP biases, int tile, int quad, int groups,
-                     int n_end, int r) {
-  const int first = tile * (TILES * 16);
-  const long from = long(first) * groups + quad * QUAD;
+template <int SYMMETRIC, bool WHOLE, bool VECTORS, typename L, typename S, typename SP>
+METAL_FUNC void fetch_scales(thread Stage<L, S>& to, thread const Place& at, SP scales, SP biases) {
 #pragma unroll
-  for (int t = 0; t < TILES; t++) {
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-      const int column = min(t * 16 + h * 8 + r, n_end - 1 - first);
-      at.w[t][h] = w + from * (GS / 32 * BITS) + long(column) * (groups * (GS / 32 * BITS));
-      at.scales[t][h] = scales + from + long(column) * groups;
-      at.biases[t][h] = biases + from + long(column) * groups;
+  for (int h = 0; h < 2; h++) {
+    load_scales<S, WHOLE, VECTORS>(to.scales[h], scales + at.scales[h], at.first, at.second);
+    if (SYMMETRIC == 0) {
+      load_scales<S, WHOLE, VECTORS>(to.offsets[h], biases + at.scales[h], at.first, at.second);
     }
   }
 }
 
-template <typename S, int SYMMETRIC, bool VECTORS, int TILES, int QUAD, typename L, typename WP, typename SP>
-METAL_FUNC void fetch_scales(thread Stage<L, S, TILES, QUAD>& to, thread const Places<TILES, WP, SP>& at) {
-#pragma unroll
-  for (int t = 0; t < TILES; t++) {
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-      load_scales<S, QUAD, VECTORS>(to.scales[t][h], at.scales[t][h]);
-      if (SYMMETRIC == 0) {
-        load_scales<S, QUAD, VECTORS>(to.offsets[t][h], at.biases[t][h]);
-      }
-    }
-  }
-}
-
-template <int BITS, int GS, bool VECTORS, typename S, int TILES, int QUAD, typename L, typename WP, typename SP>
-METAL_FUNC void fetch_codes(thread Stage<L, S, TILES, QUAD>& to, thread const Places<TILES, WP, SP>& at, int g) {
-#pragma unroll
-  for (int t = 0; t < TILES; t++) {
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-      stream_words<L::WORDS, VECTORS>(to.codes[t][h][g], at.w[t][h] + g * (GS / 32 * BITS));
-    }
-  }
-}
-
-// x as the lanes take it: the words of a group as vectors [i][row][q], and sums of the values of each group and row.
+// x as the lanes take it: the values that meet code c of units u and u + 1 are words 2 s and 2 s + 1, s = u / 2 * STEP + c,
+// of a group, in vectors [quad][i][row][group]; and the sums of each group over Pairs<T>::UNIT, [quad][row][group].
 template <typename T, typename L, int GS, int ROWS, int SIMD_GROUPS, bool VECTORS, typename XP>
 METAL_FUNC void stage_x(threadgroup uint4* values, threadgroup float* totals, XP x, int m_begin, int m_end, int groups,
                         ushort simd_group, ushort lane) {
-  constexpr int AT_ONCE = 8 / ROWS;
-  const int r = lane / 4, q = lane % 4;
-  const long row = min(m_begin + r % ROWS, m_end - 1) * long(groups) * GS;
-  for (int first = simd_group * AT_ONCE; first < groups; first += SIMD_GROUPS * AT_ONCE) {
-    const int group = first + r / ROWS;
-    uint b[L::CODES / 2];
-    float total[2];
-    load_values<L, VECTORS>(b, x + (row + min(group, groups - 1) * GS + q * L::CODES));
-    add_up<T, L>(total, b, lane);
-    if (group < groups) {
+  constexpr int BLOCKS = ROWS > 2 ? ROWS / 2 : 1;
+  // Lanes that share a group, and words of its values for each.
+  constexpr int LANES = L::AT_ONCE, WORDS = L::WORDS / LANES, COUNT = WORDS * L::HALF;
+  const int r = lane / 4, q = lane % 4, quads = (groups + 3) / 4;
+  for (int i = simd_group; i < quads * BLOCKS; i += SIMD_GROUPS) {
+    const int quad = i / BLOCKS, m = i % BLOCKS * 2 + r / 4, group = quad * 4 + r % 4;
+    uint raw[COUNT], b[COUNT];
 #pragma unroll
-      for (int i = 0; i < L::CODES / 8; i++) {
-        uint4 v;
-        v.x = b[4 * i];
-        v.y = b[4 * i + 1];
-        v.z = b[4 * i + 2];
-        v.w = b[4 * i + 3];
-        values[((group * (L::CODES / 8) + i) * ROWS + r % ROWS) * 4 + q] = v;
-      }
+    for (int j = 0; j < COUNT; j++) {
+      raw[j] = 0;
+    }
+    if (group < groups && m < ROWS && q < LANES) {
+      load_words<COUNT, VECTORS>(raw, x + (long(min(m_begin + m, m_end - 1)) * groups + group) * GS + q * (COUNT * 2));
     }
 #pragma unroll
-    for (int e = 0; e < 2; e++) {
-      const int of = first + (2 * q + e) / ROWS;
-      if (r == 0 && of < groups) {
-        totals[of * ROWS + (2 * q + e) % ROWS] = total[e];
+    for (int v = 0; v < WORDS; v++) {
+#pragma unroll
+      for (int j = 0; j < L::HALF; j++) {
+        const uint low = raw[v * L::HALF + j / 2], high = raw[v * L::HALF + (L::HALF + j) / 2];
+        const int u = v * L::PARTS + j / L::STEP, place = (u / 2 * L::STEP + j % L::STEP) * 2 + u % 2;
+        b[place] = j % 2 == 0 ? join_low(low, high) : join_high(low, high);
+      }
+    }
+    if (m < ROWS && q < LANES) {
+#pragma unroll
+      for (int j = 0; j < COUNT / 4; j++) {
+        uint4 v;
+        v.x = b[4 * j];
+        v.y = b[4 * j + 1];
+        v.z = b[4 * j + 2];
+        v.w = b[4 * j + 3];
+        values[((quad * (GS / 8) + q * (COUNT / 4) + j) * ROWS + m) * 4 + r % 4] = v;
+      }
+    }
+    const uint ones = Pairs<T>::ONES;
+    float d[2][4];
+#pragma unroll
+    for (int j = 0; j < COUNT / 2; j++) {
+      if (j < 2) {
+        mma_16x8x16_first<T>(d[j], ones, ones, ones, ones, b[2 * j], b[2 * j + 1], lane);
+      } else {
+        mma_16x8x16<T>(d[j % 2], ones, ones, ones, ones, b[2 * j], b[2 * j + 1], lane);
+      }
+    }
+    const int row = i % BLOCKS * 2 + q / 2;
+    if (r == 0 && row < ROWS) {
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        totals[(quad * ROWS + row) * 4 + q % 2 * 2 + e] = (d[0][e] + d[1][e]) * (1.0f / Pairs<T>::UNIT);
       }
     }
   }
 }
 
-template <typename T, typename S, typename O, int BITS, int GS, int ROWS, int TILES, int SIMD_GROUPS, int QUAD,
-          int DEPTH, int STAGED, int SYMMETRIC, bool HAS_BIAS, int BUFFERS, bool VECTORS, typename XP, typename WP, typename SP,
-          typename BP>
+template <typename T, typename S, typename O, int BITS, int GS, int ROWS, int SIMD_GROUPS, bool WHOLE, int SYMMETRIC,
+          bool HAS_BIAS, int BUFFERS, bool VECTORS, typename XP, typename WP, typename SP, typename BP>
 METAL_FUNC void affine_mma(XP x, WP w, SP scales, SP biases, BP bias, device O* y, threadgroup uint4* values,
                            threadgroup float* totals, threadgroup float* part, int m_end, int n_end, int k_end,
                            int m_begin, int tile, int tile_step, ushort simd_group, ushort lane) {
   typedef Layout<T, BITS, GS> L;
-  constexpr int BLOCKS = ROWS > 8 ? ROWS / 8 : 1, FEW = ROWS == 1 ? 2 : 1, COLUMNS = TILES * 16;
-  const int r = lane / 4, q = lane % 4, groups = k_end / GS, quads = groups / QUAD;
+  // Blocks of 8 columns, two rows of x each; so many share the masked codes.
+  constexpr int BLOCKS = ROWS > 2 ? ROWS / 2 : 1, SHARING = BLOCKS < 2 ? 1 : 2;
+  const int r = lane / 4, q = lane % 4, groups = k_end / GS, quads = (groups + 3) / 4;
   const int share = (quads + SIMD_GROUPS - 1) / SIMD_GROUPS, begin = simd_group * share;
-  const int tiles = (n_end + COLUMNS - 1) / COLUMNS;
-  w += begin * (QUAD * GS / 32 * BITS) + q * L::CODES * BITS / 32;
-  scales += begin * QUAD;
-  biases += begin * QUAD;
-  Stage<L, S, TILES, QUAD> stages[DEPTH];
-  Places<TILES, WP, SP> places;
-  // The quad to fetch next.
-  int to_tile = tile, to_quad = 0;
+  const int mine = max(min(quads - begin, share), 0), tiles = (n_end + 15) / 16;
+  // Vectors of x, which stay zero in lanes that have another group.
+  constexpr int TAKEN = 2;
+  const bool own = r % 4 == q;
+  uint4 taken[TAKEN][SHARING];
 #pragma unroll
-  for (int d = 0; d < DEPTH; d++) {
-    if (to_tile < tiles && begin + to_quad < quads) {
-      find<BITS, GS, TILES, QUAD>(places, w, scales, biases, to_tile, to_quad, groups, n_end, r);
+  for (int v = 0; v < TAKEN; v++) {
 #pragma unroll
-      for (int g = 0; g < QUAD; g++) {
-        fetch_codes<BITS, GS, VECTORS>(stages[d], places, g);
-      }
-      fetch_scales<S, SYMMETRIC, VECTORS>(stages[d], places);
-    }
-    to_quad++;
-    if (to_quad == share) {
-      to_quad = 0;
-      to_tile += tile_step;
+    for (int j = 0; j < SHARING; j++) {
+      taken[v][j].x = taken[v][j].y = taken[v][j].z = taken[v][j].w = 0;
     }
   }
-  if (STAGED > 0) {
-    stage_x<T, L, GS, BLOCKS == 1 ? ROWS : 8, SIMD_GROUPS, VECTORS>(values, totals, x, m_begin, m_end, groups,
-                                                                    simd_group, lane);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-  }
-  long row[BLOCKS];
+  Stage<L, S> stage;
+  if (tile < tiles && mine > 0) {
+    const Place at = find<WHOLE>(tile, begin, groups, n_end, r, q);
 #pragma unroll
-  for (int j = 0; j < BLOCKS; j++) {
-    row[j] = min(m_begin + (j * 8 + r) % ROWS, m_end - 1) * long(k_end) + q * L::CODES;
+    for (int i = 0; i < L::WORDS; i += L::AT_ONCE) {
+      fetch_codes<VECTORS>(stage, at, w, i);
+    }
+    fetch_scales<SYMMETRIC, WHOLE, VECTORS>(stage, at, scales, biases);
   }
-  float sums[TILES][BLOCKS][4];
-  int quad = 0, turn = 0;
+  stage_x<T, L, GS, ROWS, SIMD_GROUPS, VECTORS>(values, totals, x, m_begin, m_end, groups, simd_group, lane);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  for (int turn = 0; tile < tiles; tile += tile_step, turn++) {
+    float sums[BLOCKS][2];
+#pragma unroll
+    for (int j = 0; j < BLOCKS; j++) {
+      sums[j][0] = sums[j][1] = 0.0f;
+    }
 #pragma unroll 1
-  while (tile < tiles) {
+    for (int i = 0; i < mine; i++) {
+      const int quad = begin + i;
+      // What is fetched as soon as its place is free.
+      const bool last = i + 1 == mine;
+      const int next = last ? tile + tile_step : tile;
+      const bool more = next < tiles;
+      const Place at = find<WHOLE>(next, last ? begin : quad + 1, groups, n_end, r, q);
+#pragma unroll 1
+      for (int block = 0; block < BLOCKS; block += SHARING) {
+        float d[SHARING][L::CHAINS][4];
 #pragma unroll
-    for (int d = 0; d < DEPTH; d++) {
-      if (tile < tiles) {
-        if (quad == 0) {
+        for (int v = 0; v < GS / 8; v++) {
+          thread uint4* b = taken[v % TAKEN];
 #pragma unroll
-          for (int t = 0; t < TILES; t++) {
-#pragma unroll
-            for (int j = 0; j < BLOCKS; j++) {
-#pragma unroll
-              for (int i = 0; i < 4; i++) {
-                sums[t][j][i] = 0.0f;
-              }
+          for (int j = 0; j < SHARING; j++) {
+            if (own) {
+              const int m = ((block + j) * 2 + r / 4) % ROWS;
+              b[j] = values[((quad * (GS / 8) + v) * ROWS + m) * 4 + q];
             }
           }
-        }
-        if (begin + quad < quads) {
-          const bool more = to_tile < tiles && begin + to_quad < quads;
-          if (more) {
-            find<BITS, GS, TILES, QUAD>(places, w, scales, biases, to_tile, to_quad, groups, n_end, r);
-          }
 #pragma unroll
-          for (int g = 0; g < QUAD; g++) {
-            const int group = (begin + quad) * QUAD + g;
-            uint b[BLOCKS][L::CODES / 2];
-            float total[BLOCKS][2];
+          for (int e = 0; e < 2; e++) {
+            const int s = v * 2 + e, u = s / L::STEP * 2, c = s % L::STEP, into = L::CLASSES == 1 ? s % 2 : c;
+            const uint a0 = pair_of<T, L, BITS>(stage.codes[0], u, c);
+            const uint a1 = pair_of<T, L, BITS>(stage.codes[1], u, c);
+            const uint a2 = pair_of<T, L, BITS>(stage.codes[0], u + 1, c);
+            const uint a3 = pair_of<T, L, BITS>(stage.codes[1], u + 1, c);
 #pragma unroll
-            for (int j = 0; j < BLOCKS; j++) {
-              if (STAGED > 0) {
-#pragma unroll
-                for (int i = 0; i < L::CODES / 8; i++) {
-                  const uint4 v = values[((group * (L::CODES / 8) + i) * ROWS + r % ROWS) * 4 + q];
-                  b[j][4 * i] = v.x;
-                  b[j][4 * i + 1] = v.y;
-                  b[j][4 * i + 2] = v.z;
-                  b[j][4 * i + 3] = v.w;
-                }
-                total[j][0] = totals[group * ROWS + 2 * q % ROWS];
-                total[j][1] = totals[group * ROWS + (2 * q + 1) % ROWS];
+            for (int j = 0; j < SHARING; j++) {
+              const uint b0 = e == 0 ? b[j].x : b[j].z, b1 = e == 0 ? b[j].y : b[j].w;
+              if (s < L::CHAINS) {
+                mma_16x8x16_first<T>(d[j][into], a0, a1, a2, a3, b0, b1, lane);
               } else {
-                load_values<L, VECTORS>(b[j], x + (row[j] + group * GS));
-                add_up<T, L>(total[j], b[j], lane);
+                mma_16x8x16<T>(d[j][into], a0, a1, a2, a3, b0, b1, lane);
               }
-            }
-#pragma unroll
-            for (int t = 0; t < TILES; t++) {
-              float scale[2], offset[2];
-              uint codes[2][L::WORDS];
-#pragma unroll
-              for (int h = 0; h < 2; h++) {
-#pragma unroll
-                for (int i = 0; i < L::WORDS; i++) {
-                  codes[h][i] = stages[d].codes[t][h][g][i];
-                }
-                spread_codes<L, BITS>(codes[h], q);
-                scale[h] = scale_at<S>(stages[d].scales[t][h], g);
-                offset[h] =
-                    SYMMETRIC > 0 ? scale[h] * (-0.5f * float(SYMMETRIC)) : scale_at<S>(stages[d].offsets[t][h], g);
-              }
-#pragma unroll
-              for (int j = 0; j < BLOCKS; j++) {
-                float product[4];
-                multiply<T, L, BITS>(product, codes, b[j], lane);
-#pragma unroll
-                for (int i = 0; i < 4; i += FEW) {
-                  sums[t][j][i] = fma(scale[i / 2], product[i], fma(offset[i / 2], total[j][i % 2], sums[t][j][i]));
-                }
-              }
-            }
-            if (more) {
-              fetch_codes<BITS, GS, VECTORS>(stages[d], places, g);
             }
           }
-          if (more) {
-            fetch_scales<S, SYMMETRIC, VECTORS>(stages[d], places);
+          // Words of codes that are done with.
+          const int done = (v + 1) * 4 / L::HALF;
+          if ((v + 1) * 4 % L::HALF == 0 && done % L::AT_ONCE == 0) {
+            if (more && block + SHARING == BLOCKS) {
+              fetch_codes<VECTORS>(stage, at, w, done - L::AT_ONCE);
+            }
           }
         }
-        to_quad++;
-        if (to_quad == share) {
-          to_quad = 0;
-          to_tile += tile_step;
-        }
-        quad++;
-        if (quad == share) {
-          quad = 0;
-          threadgroup float* to = part + (BUFFERS == 2 ? turn % 2 : 0) * (SIMD_GROUPS * COLUMNS * ROWS);
 #pragma unroll
-          for (int t = 0; t < TILES; t++) {
+        for (int j = 0; j < SHARING; j++) {
+          const int m = ((block + j) * 2 + q / 2) % ROWS;
 #pragma unroll
-            for (int j = 0; j < BLOCKS; j++) {
+          for (int e = 0; e < 2; e++) {
+            const float total = totals[(quad * ROWS + m) * 4 + q % 2 * 2 + e];
 #pragma unroll
-              for (int i = 0; i < 4; i += FEW) {
-                const int m = j * 8 + 2 * q + i % 2;
-                if (m < ROWS) {
-                  to[(simd_group * COLUMNS + t * 16 + r + i / 2 * 8) * ROWS + m] = sums[t][j][i];
-                }
+            for (int h = 0; h < 2; h++) {
+              const float scale = scale_at<S>(stage.scales[h], e);
+              const float offset =
+                  SYMMETRIC > 0 ? scale * (-0.5f * float(SYMMETRIC)) : scale_at<S>(stage.offsets[h], e);
+              float product = d[j][0][h * 2 + e];
+#pragma unroll
+              for (int c = 1; c < L::CHAINS; c++) {
+                product = fma(d[j][c][h * 2 + e], L::CLASSES == 1 ? 1.0f : 1.0f / float(1 << (c * BITS)), product);
               }
+              sums[j][h] = fma(scale, product, fma(offset, total, sums[j][h]));
             }
           }
-          threadgroup_barrier(mem_flags::mem_threadgroup);
-          // Another SIMD group's turn each time.
-          for (int i = (simd_group + turn) % SIMD_GROUPS * 32 + lane; i < COLUMNS * ROWS; i += 32 * SIMD_GROUPS) {
-            const int n = tile * COLUMNS + i / ROWS, m = m_begin + i % ROWS;
-            float sum = 0.0f;
+        }
+        // The sums of the next blocks come first: an index that is not constant would put them into memory.
+        if (BLOCKS > SHARING) {
 #pragma unroll
-            for (int s = 0; s < SIMD_GROUPS; s++) {
-              sum += to[s * (COLUMNS * ROWS) + i];
+          for (int h = 0; h < 2; h++) {
+            float first[SHARING];
+#pragma unroll
+            for (int j = 0; j < SHARING; j++) {
+              first[j] = sums[j][h];
             }
-            sum *= Pairs<T>::UNIT;
-            if (n < n_end && m < m_end) {
-              y[long(m) * n_end + n] = O(HAS_BIAS ? sum + float(bias[n]) : sum);
+#pragma unroll
+            for (int j = SHARING; j < BLOCKS; j++) {
+              sums[j - SHARING][h] = sums[j][h];
+            }
+#pragma unroll
+            for (int j = 0; j < SHARING; j++) {
+              sums[BLOCKS - SHARING + j][h] = first[j];
             }
           }
-          if (BUFFERS == 1) {
-            threadgroup_barrier(mem_flags::mem_threadgroup);
-          }
-          turn++;
-          tile += tile_step;
         }
       }
+      if (more) {
+        fetch_scales<SYMMETRIC, WHOLE, VECTORS>(stage, at, scales, biases);
+      }
+    }
+    threadgroup float* to = part + (BUFFERS == 2 ? turn % 2 : 0) * (SIMD_GROUPS * 16 * ROWS);
+#pragma unroll
+    for (int j = 0; j < BLOCKS; j++) {
+      // Two lanes have two groups each of the same rows and columns: each adds up one column.
+      const bool odd = q % 2 == 1;
+      const float other = simd_shuffle_xor(odd ? sums[j][0] : sums[j][1], 1);
+      const int m = j * 2 + q / 2;
+      if (m < ROWS) {
+        to[(simd_group * 16 + r + q % 2 * 8) * ROWS + m] = (odd ? sums[j][1] : sums[j][0]) + other;
+      }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    // Another SIMD group's turn each time.
+    for (int i = (simd_group + turn) % SIMD_GROUPS * 32 + lane; i < 16 * ROWS; i += 32 * SIMD_GROUPS) {
+      const int n = tile * 16 + i / ROWS, m = m_begin + i % ROWS;
+      float sum = 0.0f;
+#pragma unroll
+      for (int s = 0; s < SIMD_GROUPS; s++) {
+        sum += to[s * (16 * ROWS) + i];
+      }
+      sum *= Pairs<T>::UNIT;
+      if (n < n_end && m < m_end) {
+        y[long(m) * n_end + n] = O(HAS_BIAS ? sum + float(bias[n]) : sum);
+      }
+    }
+    if (BUFFERS == 1) {
+      threadgroup_barrier(mem_flags::mem_threadgroup);
     }
   }
 }
 
 // --- kernel affine_mma ---
-constexpr int PART = SIMD_GROUPS * TILES * 16 * ROWS, BUFFERS = PART <= 1536 ? 2 : 1;
-constexpr int KEPT = STAGED > 0 ? STAGED * ROWS : 1;
-threadgroup uint4 values[KEPT * GS / 8];
-threadgroup float totals[KEPT];
+constexpr int PART = SIMD_GROUPS * 16 * ROWS, BUFFERS = PART <= 1536 ? 2 : 1;
+threadgroup uint4 values[ROOM * ROWS * GS / 2];
+threadgroup float totals[ROOM * ROWS * 4];
 threadgroup float part[PART * BUFFERS];
 int m_end = 1;
 for (int i = 0; i + 1 < x_ndim; i++) {
@@ -449,12 +383,12 @@ for (int i = 0; i + 1 < x_ndim; i++) {
 }
 // Arrays that begin between multiples of 16 bytes are views, and rare.
 if (aligned(x) && aligned(w) && aligned(scales) && aligned(biases)) {
-  affine_mma<T, S, O, BITS, GS, ROWS, TILES, SIMD_GROUPS, QUAD, DEPTH, STAGED, SYMMETRIC, HAS_BIAS, BUFFERS, true>(
+  affine_mma<T, S, O, BITS, GS, ROWS, SIMD_GROUPS, WHOLE, SYMMETRIC, HAS_BIAS, BUFFERS, true>(
       x, w, scales, biases, bias, y, values, totals, part, m_end, w_shape[0], x_shape[x_ndim - 1],
       threadgroup_position_in_grid.y * ROWS, threadgroup_position_in_grid.x, threadgroups_per_grid.x,
       simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
 } else {
-  affine_mma<T, S, O, BITS, GS, ROWS, TILES, SIMD_GROUPS, QUAD, 1, STAGED, SYMMETRIC, HAS_BIAS, BUFFERS, false>(
+  affine_mma<T, S, O, BITS, GS, ROWS, SIMD_GROUPS, WHOLE, SYMMETRIC, HAS_BIAS, BUFFERS, false>(
       x, w, scales, biases, bias, y, values, totals, part, m_end, w_shape[0], x_shape[x_ndim - 1],
       threadgroup_position_in_grid.y * ROWS, threadgroup_position_in_grid.x, threadgroups_per_grid.x,
       simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
