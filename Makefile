@@ -27,6 +27,9 @@ install: $(STAMPS)/plugins
 
 demo: $(STAMPS)/plugins $(STAMPS)/demo-model
 	$(BIN)/mlx-accel demo
+	@echo && echo "A ternary model at 1.75 bits a weight (examples/tiny-ternary):"
+	$(BIN)/mlx_lm.generate --backend accel --model examples/tiny-ternary/model --ignore-chat-template \
+	  --prompt "BRUTUS." --max-tokens 120
 
 test: $(STAMPS)/plugins $(STAMPS)/demo-model $(STAMPS)/test
 	$(BIN)/ruff check .

@@ -38,12 +38,12 @@ def policy(t5: str | None = None) -> Policy:
 
 
 def results(path: Path, t5: str | None = None) -> tuple[float, str]:
-    """Perplexity per byte of TEXT, and 60 greedy tokens after its first line."""
+    """Perplexity per byte of TEXT, and 24 greedy tokens after its first line."""
     model, tokenizer = load(path, policy(t5))
     tokens = mx.array(list(TEXT.encode()))
     logits = model(tokens[None, :-1])[0].astype(mx.float32)
     loss = nn.losses.cross_entropy(logits, tokens[1:], reduction="mean").item()
-    return math.exp(loss), generate(model, tokenizer, prompt="BRUTUS.\n", max_tokens=60)
+    return math.exp(loss), generate(model, tokenizer, prompt="BRUTUS.\n", max_tokens=24)
 
 
 def test_packed_expanded_and_affine_agree(affine):
@@ -58,4 +58,4 @@ def test_the_model_knows_its_language(affine):
     """Far better than chance (257), and words come out."""
     perplexity, text = results(affine)
     assert perplexity < 4
-    assert len(text) >= 40 and text.count(" ") >= 5
+    assert len(text) >= 20 and text.count(" ") >= 2
