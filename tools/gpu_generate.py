@@ -9,12 +9,15 @@ downloaded.
    own, and puts that on the path of everything below as an installation would be.
 2. Makes random models of Qwen3-0.6B's shape in 2 and 1 bits (groups of 128). The embedding of the 1-bit model is
    float16, since mlx cannot look up 1-bit rows on CUDA.
-3. Runs the command ``mlx_lm.generate``: stock, accelerated, and accelerated with remembered races.
-4. Decodes in one process, stock and accelerated in turns, for tokens per second, and compares with float32: greedy
-   tokens, and the logits at each token of the float32 text. The float32 model is stock's in 2 bits, and one of dense
-   decoded weights in 1 bit, for which stock has no kernel on CUDA.
+3. Runs the command ``mlx_lm.generate``: accelerated, and accelerated with remembered races.
+4. In one process: what runs where and why, with the times of the races; where the seconds of the selection went; what
+   a call costs the host; tokens per second of stock, of what the races chose, and of all offers without a race, in
+   turns. Then it compares with float32: greedy tokens, and the logits at each token of the float32 text. The float32
+   model is stock's in 2 bits, and one of dense decoded weights in 1 bit, for which stock has no kernel on CUDA.
+5. The command once more, stock.
 
-Results go to DIR/gpu_generate.json and .md. ``--tiny --any-device`` runs a model of two layers wherever mlx runs.
+One model takes 150 seconds at most. Results go to DIR/gpu_generate.json and .md. ``--tiny --any-device`` runs a model
+of two layers wherever mlx runs.
 """
 
 from __future__ import annotations
@@ -73,16 +76,17 @@ def command(run: Run, arguments: list[str], environment: dict[str, str]) -> tupl
         return 124, text.decode(errors="replace") if isinstance(text, bytes) else text, time.time() - begin
 
 
-def install(run: Run, site: Path) -> dict[str, str]:
+def install(run: Run, site: Path, gpu: bool) -> dict[str, str]:
     """Install into `site`; returns the environment in which it is installed."""
     environment = dict(os.environ)
     paths = [str(site), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     environment.update(
         PYTHONPATH=os.pathsep.join(paths), MLX_ACCEL_CACHE=str(site / "cache"), MLX_ENABLE_TF32="0",
         MLX_ACCEL_BUILD_NATIVE="OFF",
-        # No compiler for CPU kernels: a minute less.
-        CXX="/no/compiler", CC="/no/compiler",
     )  # fmt: skip
+    if gpu:
+        # No compiler for CPU kernels: a minute less.
+        environment.update(CXX="/no/compiler", CC="/no/compiler")
     environment.pop("MLX_ACCEL_NO_HOOK", None)
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-build-isolation",
            "--upgrade", "--target", str(site)]  # fmt: skip
@@ -243,13 +247,90 @@ def dense(model: Any) -> Any:
     return model
 
 
+def timed(seconds: dict[str, float]) -> None:
+    """From now on the parts of selections add what they take to `seconds`."""
+    from backend_core import race, select
+    from backend_core.simt import nvrtc
+
+    def watch(module: Any, name: str) -> None:
+        function = getattr(module, name)
+
+        def call(*args: Any, **options: Any) -> Any:
+            begin = time.perf_counter()
+            try:
+                return function(*args, **options)
+            finally:
+                seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - begin
+
+        setattr(module, name, call)
+
+    for module, name in ((select, "build"), (select, "verify"), (race, "race"), (nvrtc, "compile_text")):
+        watch(module, name)
+
+
+def why(report: Any) -> list[str]:
+    """One line per kind of layer and reason, with the times of its race."""
+    from backend_core import paths
+
+    try:
+        environments = json.loads(paths.profile_path().read_text())["environments"]
+        races = max(environments.values(), key=lambda e: e.get("when", 0))["races"]
+    except (OSError, ValueError, KeyError):
+        races = {}
+    lines: dict[str, int] = {}
+    for d in report.decisions:
+        losers = "; ".join(f"{x.offer}: {x.reason}" for x in d.losers) or "no offers"
+        times = "; ".join(
+            f"{rows} rows {t['ours'] * 1e6:.1f} us, stock {t['stock'] * 1e6:.1f} us"
+            for race in races.get(d.site.signature, {}).values() for rows, t in race["rows"].items()
+        )  # fmt: skip
+        line = f"{d.site.describe()}: {d.chosen} ({losers}) [{times}]"
+        lines[line] = lines.get(line, 0) + 1
+    return [f"{count} x {line}" for line, count in sorted(lines.items())]
+
+
+def host_costs(model: Any) -> dict[str, dict[str, float]]:
+    """Microseconds per call at one row, by kind of layer: only made, and evaluated 100 at once, 8 layers in turn."""
+    import mlx.core as mx
+
+    from backend_core import Policy, accelerate, restore, walk
+
+    kinds: dict[str, list[Any]] = {}
+    for _, module in model.named_modules():
+        if walk.linear_kinds().get(walk.stock_class(module)) == "linear":
+            kinds.setdefault("x".join(map(str, module.scales.shape)), []).append(module)
+    found: dict[str, dict[str, float]] = {}
+
+    def measure(side: str) -> None:
+        for kind, modules in kinds.items():
+            x = mx.zeros((1, 1, modules[0].scales.shape[1] * GROUP), modules[0].scales.dtype)
+            made, whole = [], []
+            for _ in range(12):
+                begin = time.perf_counter()
+                results = [modules[i % min(len(modules), 8)](x) for i in range(100)]
+                made.append(time.perf_counter() - begin)
+                mx.eval(results)
+                whole.append(time.perf_counter() - begin)
+            costs = found.setdefault(kind, {})
+            costs[f"{side} made"] = round(statistics.median(made) * 1e4, 2)
+            costs[f"{side} evaluated"] = round(statistics.median(whole) * 1e4, 2)
+
+    restore(model)
+    measure("stock")
+    accelerate(model, Policy(deterministic=True))
+    measure("ours")
+    restore(model)
+    return found
+
+
 def worker(model_path: str, bits: int, tokens: int, out: Path) -> None:
     """Writes JSON after each step, so that what was found before the time is over counts."""
     import mlx.core as mx
     import numpy as np
     from mlx_lm.utils import load
 
-    from backend_core import accelerate, restore
+    from backend_core import Policy, accelerate, restore
+    from backend_core.simt import compiled
 
     found: dict[str, Any] = {"device": {k: str(v) for k, v in mx.device_info().items()}, "mlx": mx.__version__}
 
@@ -257,11 +338,19 @@ def worker(model_path: str, bits: int, tokens: int, out: Path) -> None:
         found[name] = value
         out.write_text(json.dumps(found))
 
+    begin = time.perf_counter()
     model, tokenizer = load(model_path)
+    mx.eval(model.parameters())
+    keep("load_s", time.perf_counter() - begin)
+    seconds: dict[str, float] = {}
+    timed(seconds)
     prompt = prompt_tokens(len(tokenizer.vocab))
     report = accelerate(model)
     keep("report", report.line())
     keep("select_s", report.seconds)
+    keep("seconds", dict(seconds))
+    keep("not compiled here", compiled.why_not() if mx.cuda.is_available() else "no CUDA")
+    keep("why", why(report))
     keep("decisions", [d.as_dict() for d in report.decisions])
     accel, _ = greedy(model, prompt, tokens)
     restore(model)
@@ -270,18 +359,22 @@ def worker(model_path: str, bits: int, tokens: int, out: Path) -> None:
     except Exception as error:
         stock = []
         keep("stock_error", f"{type(error).__name__}: {error}"[:300])
-    speeds: dict[str, list[float]] = {"stock": [], "accel": []}
-    for turn in range(6):
-        for side in ("stock", "accel") if turn % 2 == 0 else ("accel", "stock"):
-            if side == "stock" and not stock:
-                continue
-            if side == "accel":
-                accelerate(model)
-            else:
-                restore(model)
+    every = Policy(deterministic=True)
+    sides = ["stock", "accel", "all offers"] if stock else ["accel", "all offers"]
+    speeds: dict[str, list[float]] = {side: [] for side in sides}
+    for turn in range(4):
+        for side in sides if turn % 2 == 0 else sides[::-1]:
+            restore(model)
+            if side != "stock":
+                chosen = accelerate(model, every if side == "all offers" else None)
+                keep(f"{side}: report", chosen.line())
+            if turn == 0:
+                greedy(model, prompt, 4)
             speeds[side].append(greedy(model, prompt, tokens)[1])
             keep("speeds", speeds)
     restore(model)
+    if stock:
+        keep("host", host_costs(model))
 
     # The float32 model, and what everybody says along its text.
     wide, _ = load(model_path)
@@ -309,6 +402,9 @@ def worker(model_path: str, bits: int, tokens: int, out: Path) -> None:
     accelerate(model)
     compare("accelerated, model's dtype", model, accel)
     restore(model)
+    accelerate(model, every)
+    compare("all offers, model's dtype", model, greedy(model, prompt, tokens)[0])
+    restore(model)
     keep("report float32", accelerate(wide).line())
     compare("accelerated, float32", wide, greedy(wide, prompt, tokens)[0])
 
@@ -316,15 +412,22 @@ def worker(model_path: str, bits: int, tokens: int, out: Path) -> None:
 def show(run: Run, found: dict[str, Any]) -> None:
     """What the worker found, as lines."""
     if "report" in found:
-        run.say(f"- accelerate(): {found['report']}")
+        parts = ", ".join(f"{name} {value:.2f} s" for name, value in found.get("seconds", {}).items())
+        run.say(f"- loaded in {found['load_s']:.1f} s; accelerate(): {found['report']}")
+        run.say(f"  {parts}; kernels compiled here: {found.get('not compiled here') or 'yes'}")
+        for line in found.get("why", ()):
+            run.say(f"  - {line}")
     if "stock_error" in found:
         run.say(f"- stock cannot run: {found['stock_error']}")
     speeds = {side: values for side, values in found.get("speeds", {}).items() if values}
     medians = {side: statistics.median(values) for side, values in speeds.items()}
     for side, values in speeds.items():
         run.say(f"- {side}: {medians[side]:.1f} tokens/s ({min(values):.1f}..{max(values):.1f})")
-    if len(medians) == 2:
-        run.say(f"- ratio {medians['accel'] / medians['stock']:.2f}")
+    if "stock" in medians:
+        for side in medians.keys() - {"stock"}:
+            run.say(f"- {side}: {medians[side] / medians['stock']:.2f}x stock; {found.get(f'{side}: report', '')}")
+    for kind, costs in found.get("host", {}).items():
+        run.say(f"- host, scales {kind}: " + ", ".join(f"{name} {value} us" for name, value in costs.items()))
     run.say("\n| next to float32 | same text until token | same choice | largest logit error / spread of logits |")
     run.say("|---|---|---|---|")
     for name, value in found.items():
@@ -336,9 +439,9 @@ def show(run: Run, found: dict[str, Any]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")), help="directory of the results")
-    parser.add_argument("--bits", default="2,1", help="of the models, in order")
+    parser.add_argument("--bits", default="2", help="of the models, in order")
     parser.add_argument("--tokens", type=int, default=64, help="to generate")
-    parser.add_argument("--seconds", type=float, default=240, help="time limit")
+    parser.add_argument("--seconds", type=float, default=150, help="time limit")
     parser.add_argument("--tiny", action="store_true", help="a model of two layers")
     parser.add_argument("--any-device", action="store_true", help="also without a GPU")
     parser.add_argument("--worker", nargs=2, metavar=("MODEL", "BITS"), help=argparse.SUPPRESS)
@@ -351,7 +454,8 @@ def main() -> int:
     except ImportError as error:
         print(f"mlx cannot be imported ({error}): put it on PYTHONPATH and CUDA's libraries on LD_LIBRARY_PATH")
         return 2
-    if mx.default_device().type == mx.DeviceType.cpu and not options.any_device:
+    gpu = mx.default_device().type != mx.DeviceType.cpu
+    if not gpu and not options.any_device:
         print("mlx has no GPU here; --any-device runs nevertheless")
         return 2
     options.out = options.out.resolve()
@@ -362,7 +466,7 @@ def main() -> int:
     dimensions = TINY if options.tiny else QWEN3
     with tempfile.TemporaryDirectory() as folder:
         site = Path(folder) / "site"
-        environment = install(run, site)
+        environment = install(run, site, gpu)
         for bits in map(int, options.bits.split(",")):
             model = Path(folder) / f"qwen3-{bits}bit"
             run.say(f"\n## {bits} bits\n")
@@ -370,11 +474,14 @@ def main() -> int:
             write_model(model, bits, dimensions)
             run.say(f"(model made in {time.time() - begin:.0f} s)\n")
             text: dict[str, Any] = {}
-            for label in ("stock", "accel", "accel-again"):
-                extra = () if label == "stock" else ("--backend", "accel")
+
+            def ask(label: str, *extra: str, model: Path = model, bits: int = bits, text: Any = text) -> None:
                 if run.left() > 10:
                     text[label] = generate(run, label, model, dimensions[-1], options.tokens, environment, *extra)
                     run.keep(f"{bits}-bit command", text)
+
+            ask("accel", "--backend", "accel", "--backend-option", "report=full")
+            ask("accel-again", "--backend", "accel")
             result = options.out / f"worker-{bits}.json"
             arguments = [sys.executable, __file__, "--worker", str(model), str(bits), "--tokens", str(options.tokens),
                          "--out", str(result)]  # fmt: skip
@@ -386,6 +493,7 @@ def main() -> int:
                 run.say(f"(exit status {status}, {seconds:.0f} s)")
                 if status:
                     run.say(output[-2500:])
+            ask("stock")
     return 0
 
 
