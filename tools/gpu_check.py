@@ -7,7 +7,8 @@ Sections, each within five minutes (``--seconds`` ends one early, and says so):
     check     every format, dtype, number of rows and edge against float64; bits of a row alone and among others
     launch    an empty kernel, what a call takes on the host, and the bandwidth of a copy
     tune      kernel time of the matrix kernel under several geometries (gpu_tune.py; needs nvcc and cupy)
-    decode    1, 2 and 4 rows next to stock mlx: time per call, and time of the kernel alone
+    decode    1, 2 and 4 rows next to stock mlx: time per call, and time of the kernel alone. What stock compiles is
+              compiled in processes of its own from the beginning; put this section behind others
 
 Weights are cycled through more than the second-level cache. Kernel times come from CUPTI through torch's profiler where
 torch is installed; without it they are left out. Results go to DIR/gpu_check.json, and tables to DIR/gpu_check.md.
@@ -345,52 +346,92 @@ def launch(run: Run) -> None:
     run.say(f"\nmx.negative of 4 GB: {copy:.0f} GB/s, bytes read and bytes written counted, allocation included")
 
 
-def decode(run: Run, rows: tuple[int, ...], stock: bool) -> None:
-    """Ours and stock in turns; ours symmetric and 1-bit too."""
+def quantized(x: Any, w: Any, scales: Any, biases: Any) -> Any:
+    """Stock's 2-bit product."""
     import mlx.core as mx
+
+    return mx.quantized_matmul(x, w, scales, biases, True, 128, 2)
+
+
+def start_stock(todo: list[tuple[int, int, int]]) -> list[subprocess.Popen[str]]:
+    """Processes in which stock compiles, for minutes, what it needs for these (rows, n, k), and keeps it on disk."""
+    found = []
+    for m, n, k in todo:
+        command = [sys.executable, __file__, "--stock", f"{m},{n},{k}"]
+        found.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    return found
+
+
+def compile_stock(rows: int, n: int, k: int) -> None:
+    import mlx.core as mx
+
+    w, scales = mx.zeros((n, k // 16), mx.uint32), mx.ones((n, k // 128), mx.float16)
+    mx.eval(quantized(mx.ones((rows, k), mx.float16), w, scales, scales))
+
+
+def in_turns(calls: dict[str, tuple[Any, list[list[Any]]]], count: int, turns: int) -> dict[str, list[float]]:
+    """Microseconds per call, `count` calls in one evaluation."""
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(turns):
+        order = list(calls.items())
+        for name, (call, arrays) in order if turn % 2 == 0 else reversed(order):
+            samples[name].append(per_call(call, arrays, count))
+    return samples
+
+
+def decode(run: Run, rows: tuple[int, ...], stock: list[subprocess.Popen[str]], none: bool) -> None:
+    """Ours and stock in turns; ours symmetric and 1-bit too."""
     from bonsai_qmv import gpu_kernels as g
 
-    run.say("| shape | rows | ours us | sym us | 1-bit us | stock us | ratio | kernel: ours | sym | 1-bit | stock "
-            "| GB/s |")  # fmt: skip
-    run.say("|---|---|---|---|---|---|---|---|---|---|---|---|")
-
-    def quantized(x: Any, w: Any, scales: Any, biases: Any) -> Any:
-        return mx.quantized_matmul(x, w, scales, biases, True, 128, 2)
-
+    wait_for(run, stock)
+    run.say("us per call, 400 calls in one evaluation; kernels alone by CUPTI\n")
+    run.say("| shape | rows | 2-bit | 2-bit symmetric | 1-bit | stock 2-bit | stock / ours | kernel 2-bit | 1-bit "
+            "| 1-bit / 2-bit | 2-bit GB/s |")  # fmt: skip
+    run.say("|---|---|---|---|---|---|---|---|---|---|---|")
     for m, (n, k) in itertools.product(rows, SHAPES):
         if run.late():
             return
-        sets = weight_sets(n, k, 2, m, 0)
-        ones = weight_sets(n, k, 1, m, 0)
+        sets, ones = weight_sets(n, k, 2, m, 0), weight_sets(n, k, 1, m, 0)
         calls = {
             "ours": (caller(g.AFFINE_MMA, facts_of(m, n, k, 2, 128, "float16", "float16")), sets),
             "sym": (caller(g.AFFINE_MMA, facts_of(m, n, k, 2, 128, "float16", "float16", 2)), sets),
             "1-bit": (caller(g.AFFINE_MMA, facts_of(m, n, k, 1, 128, "float16", "float16")), ones),
         }
-        if stock:
+        if not none:
             calls["stock"] = (quantized, sets)
         begin = time.time()
         for call, arrays in calls.values():
             per_call(call, arrays, 4)
         warm = time.time() - begin
-        heat()
-        samples: dict[str, list[float]] = {name: [] for name in calls}
-        few: dict[str, list[float]] = {name: [] for name in calls}
-        for turn in range(6):
-            order = list(calls.items())
-            for name, (call, arrays) in order if turn % 2 == 0 else reversed(order):
-                samples[name].append(per_call(call, arrays, 400))
-                few[name].append(per_call(call, arrays, 100))
+        heat(0.2)
+        samples = in_turns(calls, 400, 6)
         us = {name: statistics.median(s) for name, s in samples.items()}
-        alone = {name: kernel_time(call, arrays, 48) for name, (call, arrays) in calls.items()}
-        entry = {"n": n, "k": k, "rows": m, "us": us, "samples": samples, "of_100": few, "kernel_us": alone,
-                 "warm_s": warm}  # fmt: skip
+        alone = {name: kernel_time(*calls[name], 48) for name in ("ours", "1-bit")}
+        entry = {"n": n, "k": k, "rows": m, "us": us, "samples": samples, "kernel_us": alone, "warm_s": warm}
         run.keep("decode", entry)
-        ratio = us.get("stock", float("nan")) / us["ours"]
         cells = [f"{us.get(c, float('nan')):.1f}" for c in ("ours", "sym", "1-bit", "stock")]
-        kernels = [f"{alone.get(c, float('nan')):.1f}" for c in ("ours", "sym", "1-bit", "stock")]
-        gbps = bytes_of(n, k, 2, 0) / alone["ours"] / 1e3
-        run.say(f"| {n}x{k} | {m} | {' | '.join(cells)} | {ratio:.2f} | {' | '.join(kernels)} | {gbps:.0f} |")
+        run.say(
+            f"| {n}x{k} | {m} | {' | '.join(cells)} | {us.get('stock', float('nan')) / us['ours']:.2f} "
+            f"| {alone['ours']:.1f} | {alone['1-bit']:.1f} | {alone['1-bit'] / alone['ours']:.2f} "
+            f"| {bytes_of(n, k, 2, 0) / alone['ours'] / 1e3:.0f} |"
+        )
+
+
+def wait_for(run: Run, stock: list[subprocess.Popen[str]]) -> None:
+    """Until stock has compiled, or a third of the section's time is over."""
+    begin = time.time()
+    until = begin + run.seconds / 3
+    for process in stock:
+        try:
+            text, _ = process.communicate(timeout=max(until - time.time(), 0.1))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            run.say("stock was still compiling when its time was over")
+            continue
+        if process.returncode:
+            run.say(f"stock: {text[-500:]}")
+    stock.clear()
+    run.say(f"(waited {time.time() - begin:.0f} s for stock to compile)\n")
 
 
 def main() -> int:
@@ -403,6 +444,7 @@ def main() -> int:
     parser.add_argument("--no-stock", action="store_true",
                         help="leave out stock, whose first calls compile for minutes")  # fmt: skip
     parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--stock", help=argparse.SUPPRESS)
     options = parser.parse_args()
     unknown = [s for s in options.sections if s not in SECTIONS]
     if unknown:
@@ -419,14 +461,19 @@ def main() -> int:
     if options.worker:
         worker(options.worker, options.out)
         return 0
+    if options.stock:
+        compile_stock(*map(int, options.stock.split(",")))
+        return 0
     options.out.mkdir(parents=True, exist_ok=True)
     run = Run(options.out, options.seconds)
     info = mx.device_info()
     run.say(f"# {info.get('device_name')}, {info.get('architecture')}, mlx {mx.__version__}")
     run.results["machine"] = {k: str(v) for k, v in info.items()}
     rows = tuple(int(m) for m in options.rows.split(","))
+    timed = rows if "decode" in options.sections else ()
+    stock = [] if options.no_stock else start_stock([(m, n, k) for m in timed for n, k in SHAPES])
     steps = {"check": lambda: check(run, options.jobs), "launch": lambda: launch(run), "tune": lambda: tune(run),
-             "decode": lambda: decode(run, rows, not options.no_stock)}  # fmt: skip
+             "decode": lambda: decode(run, rows, stock, options.no_stock)}  # fmt: skip
     for section in options.sections:
         run.begin(section)
         begin = time.time()

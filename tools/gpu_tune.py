@@ -39,20 +39,16 @@ HINT = "ld.global.nc.L1::no_allocate.L2::128B"
 
 @dataclass(frozen=True)
 class Variant:
-    """bound: threadgroups that must fit a multiprocessor, which limits registers; 0 leaves them to the compiler."""
-
     bits: int
     rows: int
     k: int
     options: tuple[tuple[str, Any], ...] = ()
-    bound: int = 0
     hint: str = HINT
     symmetric: int = 0
 
     @property
     def label(self) -> str:
         words = [f"{name} {value}" for name, value in self.options]
-        words += [f"bound {self.bound}"] if self.bound else []
         words += ["symmetric"] if self.symmetric else []
         words += [self.hint.removeprefix("ld.global.").replace("::", " ")] if self.hint != HINT else []
         return ", ".join(words) or "as offered"
@@ -75,27 +71,27 @@ class Built:
         return min(by_registers, THREADS // self.threads, SHARED // (self.shared + 1024))
 
 
+#: SIMD groups of a threadgroup, and threadgroups on a multiprocessor, by K.
+GEOMETRIES = {
+    5120: ((10, 1), (10, 2), (10, 3), (5, 4), (5, 6)),
+    17408: ((12, 1), (12, 2), (9, 2), (9, 3), (7, 3), (7, 4), (5, 5)),
+}
+
+
 def variants() -> list[Variant]:
-    """Those that answer: how many SIMD groups, how deep a pipeline, how many registers, which hint for loads."""
+    """Every geometry for 1 to 8 rows; for one of them other loads, and biases unread."""
     found = []
+    for bits, rows, (k, geometries) in itertools.product((2, 1), (1, 2, 4, 8), GEOMETRIES.items()):
+        for simd_groups, resident in geometries:
+            options = (("simd_groups", simd_groups), ("per_multiprocessor", resident))
+            found.append(Variant(bits, rows, k, options))
+        found.append(Variant(bits, rows, k))
     for bits in (2, 1):
-        for simd_groups, (depth, warps) in itertools.product((10, 5), ((1, 0), (1, 30), (2, 0), (2, 20))):
-            options = (("simd_groups", simd_groups), ("depth", depth))
-            found.append(Variant(bits, 1, 5120, options, warps // simd_groups))
-        for simd_groups, depth in itertools.product((10, 20), (1, 2)):
-            found.append(Variant(bits, 1, 5120, (("simd_groups", simd_groups), ("quad", 2), ("depth", depth))))
-        found.append(Variant(bits, 1, 5120, (("simd_groups", 10), ("tiles", 2))))
-        found.append(Variant(bits, 1, 17408, (("simd_groups", 17), ("quad", 2), ("depth", 2))))
-        for simd_groups, (depth, warps) in itertools.product((17, 12, 9), ((1, 0), (1, 30), (2, 0))):
-            options = (("simd_groups", simd_groups), ("depth", depth))
-            found.append(Variant(bits, 1, 17408, options, 0 if simd_groups == 17 and warps else warps // simd_groups))
+        options = (("simd_groups", 10), ("per_multiprocessor", 2))
         for hint in ("ld.global.nc", "ld.global.nc.L1::no_allocate", "ld.global.nc.L1::no_allocate.L2::256B"):
-            found.append(Variant(bits, 1, 5120, (("simd_groups", 10), ("depth", 1)), 0, hint))
-        found.append(Variant(bits, 1, 5120, (("simd_groups", 10), ("depth", 1)), 0, HINT, bits))
-        for rows, k in itertools.product((2, 4, 8), (5120, 17408)):
-            found.append(Variant(bits, rows, k))
-        found += [Variant(bits, 8, 17408, (("tiles", 2),)), Variant(bits, 8, 5120, (("tiles", 2),))]
-    return list(dict.fromkeys(found))
+            found.append(Variant(bits, 1, 5120, options, hint))
+        found.append(Variant(bits, 1, 5120, options, HINT, bits))
+    return found
 
 
 def facts(variant: Variant, n: int) -> dict[str, Any]:
@@ -104,17 +100,25 @@ def facts(variant: Variant, n: int) -> dict[str, Any]:
             "device": "cuda", **dict(variant.options)}  # fmt: skip
 
 
+def grid_of(variant: Variant, n: int) -> tuple[int, ...]:
+    from bonsai_qmv.gpu_kernels import AFFINE_MMA
+
+    launch = AFFINE_MMA.launch(**facts(variant, n))
+    return tuple(g // t for g, t in zip(launch.grid, launch.threadgroup, strict=True))
+
+
 def text(variant: Variant) -> tuple[str, int, int]:
     """(a CUDA file with one function `tuned`, threads of a threadgroup, bytes of shared memory to ask for)."""
     from bonsai_qmv.gpu_kernels import AFFINE_MMA
 
+    from backend_core.simt.compiled import bounds
+
     launch = AFFINE_MMA.launch(**facts(variant, 8192))
     threads, given = launch.threadgroup[0], AFFINE_MMA.bytes_at_launch(launch.template)
-    bounds = f"__launch_bounds__({threads}, {variant.bound})" if variant.bound else f"__launch_bounds__({threads})"
     whole = (
         f"#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n{AFFINE_MMA.text('cuda').header}"
-        f'extern "C" __global__ void {bounds} tuned(const __half* x, const uint* w, const __half* scales, '
-        "const __half* biases, __half* y, int m, int n, int k) {\n"
+        f'extern "C" __global__ void {bounds(launch.template)}tuned(const __half* x, const uint* w, '
+        "const __half* scales, const __half* biases, __half* y, int m, int n, int k) {\n"
         "const __half* bias = scales;\nconst int x_ndim = 2;\n"
         "const int x_shape[2] = {m, k}, w_shape[1] = {n};\n"
         f"{AFFINE_MMA.cuda_body(launch.template)}\n}}\n"
@@ -159,18 +163,25 @@ class Bench:
             self.sets[key] = [(words ^ np.uint32(i), scales.copy(), scales * np.float16(-1)) for i in range(count)]
         return self.sets[key]
 
-    def once(self, function: Any, grid: tuple[int, ...], threads: int, arguments: tuple[Any, ...]) -> None:
+    def function(self, made: Built) -> Any:
+        """f(grid, arguments), on the stream that is current."""
+        function = self.cp.RawModule(path=str(made.cubin)).get_function("tuned")
+        if made.given:
+            function.max_dynamic_shared_size_bytes = made.given
+        return lambda grid, arguments: function(grid, (made.threads,), arguments, shared_mem=made.given)
+
+    def once(self, function: Any, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
         self.cp.cuda.Device().synchronize()
         with self.stream:
-            function(grid, (threads,), arguments)
+            function(grid, arguments)
         self.stream.synchronize()
 
-    def graph(self, function: Any, grid: tuple[int, ...], threads: int, arguments: list[tuple[Any, ...]]) -> Any:
+    def graph(self, function: Any, grid: tuple[int, ...], arguments: list[tuple[Any, ...]]) -> Any:
         self.cp.cuda.Device().synchronize()
         with self.stream:
             self.stream.begin_capture()
             for i in range(LAUNCHES):
-                function(grid, (threads,), arguments[i % len(arguments)])
+                function(grid, arguments[i % len(arguments)])
             return self.stream.end_capture()
 
     def microseconds(self, graph: Any, times: int = 4) -> float:
@@ -253,31 +264,27 @@ def tune(run: Any, todo: list[Variant] | None = None) -> None:
             except RuntimeError as error:
                 run.say(f"{variant} does not compile: {error}")
         run.say(f"{len(built)} variants compiled in {time.time() - begin:.0f} s")
-        empty = cp.RawModule(path=f"{folder}/empty.cubin").get_function("tuned")
-        nothing = bench.graph(empty, (processors,), 320, [(cp.zeros(1, np.float32),)])
+        empty = bench.function(Built(Path(folder) / "empty.cubin", 0, 0, 0, 320, 0))
+        nothing = bench.graph(empty, (processors,), [(cp.zeros(1, np.float32),)])
         jobs = []
         for variant, made in built:
-            function = cp.RawModule(path=str(made.cubin)).get_function("tuned")
+            function = bench.function(made)
             for n in [n for n, k in SHAPES if k == variant.k]:
                 x = cp.asarray(np.random.default_rng(1).standard_normal((variant.rows, variant.k)).astype(np.float16))
                 y = cp.zeros((variant.rows, n), np.float16)
                 sizes = [np.int32(v) for v in (variant.rows, n, variant.k)]
                 arguments = [(x, *weights, y, *sizes) for weights in bench.weights(variant.bits, n, variant.k)]
-                tiles = -(-n // (16 * dict(variant.options).get("tiles", 1)))
-                most = max(made.resident, 1)
-                for per in sorted({most, max(most - 1, 1), 99}):
-                    grid = (min(processors * per, tiles),)
-                    try:
-                        bench.once(function, grid, made.threads, arguments[0])
-                        error = wrong(bench, variant, n, x, y)
-                        graph = bench.graph(function, grid, made.threads, arguments)
-                    except Exception as problem:
-                        run.say(f"{variant.label} {n}x{variant.k}: {type(problem).__name__}: {str(problem)[:200]}")
-                        continue
-                    jobs.append((variant, made, n, per, graph, error, []))
+                try:
+                    bench.once(function, grid_of(variant, n), arguments[0])
+                    error = wrong(bench, variant, n, x, y)
+                    graph = bench.graph(function, grid_of(variant, n), arguments)
+                except Exception as problem:
+                    run.say(f"{variant.label} {n}x{variant.k}: {type(problem).__name__}: {str(problem)[:200]}")
+                    continue
+                jobs.append((variant, made, n, graph, error, []))
         if not jobs:
             return
-        bench.heat(jobs[0][4], 0.5)
+        bench.heat(jobs[0][3], 0.5)
         pauses = []
         for _ in range(3):
             pauses.append(bench.microseconds(nothing))
@@ -292,23 +299,23 @@ def tune(run: Any, todo: list[Variant] | None = None) -> None:
 def report(run: Any, jobs: list[Any], pause: float, copy: float) -> None:
     """A table for each number of bits, rows and shape, fastest first; times without an empty kernel's."""
     for key, group in itertools.groupby(
-        sorted(jobs, key=lambda j: (j[0].rows, -j[0].bits, j[2], j[0].k, min(j[6]))),
+        sorted(jobs, key=lambda j: (j[0].rows, -j[0].bits, j[2], j[0].k, min(j[5]))),
         lambda j: (j[0].bits, j[0].rows, j[2], j[0].k),
     ):
         bits, rows, n, k = key
         run.say(f"\n{bits}-bit, {n}x{k}, {rows} rows")
-        run.say("| variant | per SM | registers (spilled) | us | GB/s | of copy | error |")
+        run.say("| variant | fit | registers (spilled) | us | GB/s | of copy | error |")
         run.say("|---|---|---|---|---|---|---|")
-        for place, (variant, made, _, per, _, error, samples) in enumerate(group):
+        for place, (variant, made, _, _, error, samples) in enumerate(group):
             us = statistics.median(samples) - pause
             moved = n * k * bits // 8 + n * k // 128 * (2 if variant.symmetric else 4)
-            entry = {"bits": bits, "rows": rows, "n": n, "k": k, "variant": variant.label, "per": per, "us": us,
+            entry = {"bits": bits, "rows": rows, "n": n, "k": k, "variant": variant.label, "us": us,
                      "samples": samples, "registers": made.registers, "spilled": made.spilled,
                      "error": error}  # fmt: skip
             run.keep("tune", entry)
             if place < 12 or not error <= 1.0:
                 run.say(
-                    f"| {variant.label} | {'all' if per == 99 else per} | {made.registers} ({made.spilled}) | {us:.2f} "
+                    f"| {variant.label} | {made.resident} | {made.registers} ({made.spilled}) | {us:.2f} "
                     f"| {moved / us / 1e3:.0f} | {moved / us / 1e3 / copy:.2f} | {error:.2f} |"
                 )
 
@@ -319,13 +326,10 @@ def main() -> None:
     variant = Variant(bits, rows, k, tuple((name, int(value)) for name, value in pairs))
     with tempfile.TemporaryDirectory() as folder:
         made, bench = build(variant, Path(folder), "one"), Bench()
-        cp = bench.cp
-        function = cp.RawModule(path=str(made.cubin)).get_function("tuned")
+        cp, function = bench.cp, bench.function(made)
         x, y = cp.ones((rows, k), np.float16), cp.zeros((rows, n), np.float16)
-        tiles = -(-n // (16 * dict(variant.options).get("tiles", 1)))
-        grid = (min(132 * max(made.resident, 1), tiles),)
         for weights in bench.weights(bits, n, k):
-            bench.once(function, grid, made.threads, (x, *weights, y, np.int32(rows), np.int32(n), np.int32(k)))
+            bench.once(function, grid_of(variant, n), (x, *weights, y, np.int32(rows), np.int32(n), np.int32(k)))
 
 
 if __name__ == "__main__":

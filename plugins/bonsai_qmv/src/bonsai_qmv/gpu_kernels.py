@@ -81,8 +81,8 @@ def _mma_eligible(*, bits: int, group_size: int, x_dtype: str, scales_dtype: str
 MULTIPROCESSORS = 132
 #: Threadgroup memory of the matrix kernel for x, by device.
 X_BYTES = {"metal": 24576, "cuda": 147456}
-#: Threads of a threadgroup of the matrix kernel: a multiprocessor has 65536 registers, a thread up to 168.
-MOST_SIMD_GROUPS = 12
+#: Threads of a threadgroup of the matrix kernel: a multiprocessor has 65536 registers, a thread up to 200.
+MOST_SIMD_GROUPS = 10
 #: Shared memory of a multiprocessor that threadgroups have for x and sums.
 MULTIPROCESSOR_BYTES = 220 << 10
 #: SIMD groups that a multiprocessor holds, at most 96 registers for each of their lanes.
@@ -112,15 +112,16 @@ def _mma_geometry(*, rows: int, n: int, k: int, bits: int, group_size: int, x_dt
     quads = _ceil(groups, 4)
     # Kernels for several K where that costs little room.
     room = _ceil(quads, 4) * 4 if quads >= 8 and device == "cuda" else quads
+    resident = per_multiprocessor or max(1, RESIDENT // simd_groups)
     memory = at_once * (room * 8 * group_size + 128 * simd_groups)
-    resident = per_multiprocessor or max(1, min(RESIDENT // simd_groups, MULTIPROCESSOR_BYTES // memory))
+    fit = max(1, min(resident, MULTIPROCESSOR_BYTES // memory))
     template = (
         ("T", x_dtype), ("S", scales_dtype), ("O", out_dtype), ("BITS", bits), ("GS", group_size), ("ROWS", at_once),
         ("SIMD_GROUPS", simd_groups), ("WHOLE", groups % 4 == 0), ("ROOM", room), ("RESIDENT", resident),
         ("SYMMETRIC", symmetric), ("HAS_BIAS", has_bias),
     )  # fmt: skip
     lanes, passes = 32 * simd_groups, _ceil(rows, at_once)
-    blocks = blocks or min(_ceil(n, 16), max(MULTIPROCESSORS * resident // passes, 1))
+    blocks = blocks or min(_ceil(n, 16), max(MULTIPROCESSORS * fit // passes, 1))
     return Launch(template, (lanes * blocks, passes, 1), (lanes, 1, 1))
 
 
