@@ -175,3 +175,28 @@ def test_vectors_that_are_initialised_in_brackets() -> None:
     assert lab.check_msl(text) == ()
     found = lab.check_msl(text.replace("v(1, 2, 3, 4)", "v(1, 2, 3)"))
     assert [f.line for f in found] == [5]
+
+
+def test_parts_of_what_a_thread_refers_to_are_the_thread_s() -> None:
+    header = """
+    struct Parts { uint codes[2][4]; };
+    inline void put(thread uint* to, int v) { to[0] = v; }
+    inline void fill(thread Parts& parts, int h) { put(parts.codes[h] + 1, h); }
+    inline int sum(thread const int& a, const thread int& b) { return a + b; }
+    """
+    kernel = lab.metal_kernel(
+        name="k", input_names=["a"], output_names=["o"], header=header,
+        source="Parts parts; fill(parts, 1); o[0] = a[0] + sum(1, 2);",
+    )  # fmt: skip
+    assert lab.check_types(kernel, inputs=[np.zeros(64, np.float32)], output_dtypes=[lab.float32]) == ()
+
+
+def test_inputs_of_one_size_are_constant_together() -> None:
+    kernel = lab.metal_kernel(
+        name="k", input_names=["a", "b"], output_names=["o"], source="o[0] = first(a, b);",
+        header="template <typename P> float first(P a, P b) { return a[0] + b[0]; }",
+    )  # fmt: skip
+    inputs = [np.zeros(64, np.float32), np.zeros(64, np.float32)]
+    found = lab.check_types(kernel, inputs=inputs, output_dtypes=[lab.float32])
+    assert [f.variant for f in found] == ["'a' in constant", "'b' in constant"][: len(found)] and found
+    assert lab.check_types(kernel, inputs=inputs, output_dtypes=[lab.float32], together=[("a", "b")]) == ()

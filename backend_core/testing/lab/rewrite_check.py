@@ -46,8 +46,9 @@ def rewrite_for_check(text: str) -> tuple[str, list[str], list[tuple[str, str, i
             t.text[i] = _RENAMED.get(word, word)
         elif t.kind[i] == "number" and word.endswith("bf"):
             t.text[i] = f"((bfloat){word.removesuffix('bf')}f)"
-        if word == "thread" and _is_reference(t, i):
-            t.text[i] = ""  # a reference to the private address space takes no temporary there; a generic one does
+        if word == "thread" and _is_reference_to_const(t, i):
+            # A reference to const in the private address space takes no temporary there; a generic one does.
+            t.text[i] = ""
     found = Rewritten("")
     take_host_names(t, found)
     take_kernels(t, found)
@@ -64,11 +65,14 @@ def rewrite_for_check(text: str) -> tuple[str, list[str], list[tuple[str, str, i
     return "".join(t.text), list(found.host_names.values()), outside
 
 
-def _is_reference(t: Tokens, i: int) -> bool:
-    """Whether the `thread` at i belongs to a reference."""
+def _is_reference_to_const(t: Tokens, i: int) -> bool:
+    """Whether the `thread` at i belongs to such a reference: ``thread const T&``, ``const thread T&``."""
+    before = t.previous(i - 1)
+    const = before >= 0 and t.text[before] == "const"
     while i < len(t.text) and t.text[i] not in ("*", "&", ",", ")", ";", "=", "(", "{"):
+        const = const or t.text[i] == "const"
         i = t.after_angles(i) if t.text[i] == "<" else i + 1
-    return i < len(t.text) and t.text[i] == "&"
+    return const and i < len(t.text) and t.text[i] == "&"
 
 
 def _function_bodies(t: Tokens) -> list[tuple[int, int]]:

@@ -76,23 +76,29 @@ def check_types(
     inputs: Sequence[Any],
     output_dtypes: Sequence[Any],
     template: Sequence[tuple[str, Any]] = (),
+    together: Sequence[Sequence[str]] = (),
 ) -> tuple[TypeFinding, ...]:
     """Compiles a kernel as generated, then once for each input as if it had fewer than 8 elements.
 
     inputs
         Arrays, numbers, ``lab.sparse`` or ``lab.InputFacts``, in the order of the input names.
+    together
+        Names of inputs that have the same number of elements by the kernel's contract.
 
     Returns what is wrong, nothing if all is well. Raises :class:`CompilerMissing` without a clang.
     """
     facts = [_facts(n, v) for n, v in zip(kernel.input_names, inputs, strict=True)]
     found = list(_check_generated(kernel, kernel.generated(facts, output_dtypes, template), "as given"))
-    for i, item in enumerate(facts):
+    for item in facts:
         if item.ndim == 0 or item.size < CONSTANT_BELOW:
             continue
-        small = [*facts[:i], replace(item, size=CONSTANT_BELOW - 1), *facts[i + 1 :]]
+        names = next((tuple(group) for group in together if item.name in group), (item.name,))
+        if item.name != names[0]:
+            continue
+        small = [replace(f, size=CONSTANT_BELOW - 1) if f.name in names else f for f in facts]
         text = kernel.generated(small, output_dtypes, template)
         known = {(f.message, f.file, f.line) for f in found}
-        variant = f"{item.name!r} in constant"
+        variant = f"{' and '.join(map(repr, names))} in constant"
         found += [f for f in _check_generated(kernel, text, variant) if (f.message, f.file, f.line) not in known]
     return tuple(found)
 
