@@ -11,7 +11,10 @@ from .offers import EXACTNESS
 from .sites import DEVICES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from .simt import SimtKernel
+    from .testing.lab.cases import Case
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class Registry:
         self.plugin = plugin
         self.kernels: list[KernelInfo] = []
         self.simt_kernels: list[SimtKernel] = []
+        self.cases: dict[str, Callable[[], Iterable[Case]]] = {}
 
     def cpu(self, *, name: str, library: object, symbol: str, exactness: str = "rounding") -> None:
         """Announce a C function `symbol` in the shared library at path `library`."""
@@ -63,11 +67,17 @@ class Registry:
             raise ValueError(f"kernel {name!r}: a CPU kernel is a compiled library; announce it with cpu()")
         self._add(KernelInfo(name, device, Path(str(path)), "", exactness))
 
-    def simt(self, kernel: SimtKernel, *, exactness: str = "rounding") -> None:
-        """Announce a kernel for Metal and CUDA from one source file."""
+    def simt(self, kernel: SimtKernel, *, exactness: str = "rounding",
+             cases: Callable[[], Iterable[Case]] | None = None) -> None:  # fmt: skip
+        """Announce a kernel for Metal and CUDA from one source file.
+
+        cases: makes what ``python -m backend_core.testing.lab report`` runs; called for nothing else.
+        """
         for device in ("metal", "cuda"):
             self._add(KernelInfo(kernel.name, device, Path(str(kernel.source)), "", exactness))
         self.simt_kernels.append(kernel)
+        if cases is not None:
+            self.cases[kernel.name] = cases
 
     def _add(self, info: KernelInfo) -> None:
         if any(k.name == info.name and k.device == info.device for k in self.kernels):

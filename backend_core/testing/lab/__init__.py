@@ -16,6 +16,7 @@
 
 from __future__ import annotations
 
+from .cases import Case
 from .compiler import find_compiler, use_cache
 from .dtypes import (
     BFloat16Array,
@@ -48,6 +49,7 @@ from .typecheck import TypeFinding, check_msl, check_types, find_type_checker
 __all__ = [
     "BFloat16Array",
     "BufferCounts",
+    "Case",
     "CompilerMissing",
     "Fault",
     "InputFacts",

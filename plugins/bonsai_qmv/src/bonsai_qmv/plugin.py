@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.resources
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from backend_core import hookimpl
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from backend_core.kernels_registry import Registry
     from backend_core.offers import Offer
+    from backend_core.simt import SimtKernel
     from backend_core.sites import LinearSite
 
 BITS = (1, 2, 3, 4, 5, 6, 8)
@@ -41,10 +42,16 @@ def register_kernels(registry: Registry) -> None:
     from .gpu_kernels import KERNELS
 
     for kernel in KERNELS:
-        registry.simt(kernel, exactness="rounding")
+        registry.simt(kernel, exactness="rounding", cases=functools.partial(_cases, kernel))
     # Where layers run on a GPU, the plugin may have been installed without a compiler.
     if library().is_file() or not _on_gpu():
         registry.cpu(name="affine_matmul", library=library(), symbol=SYMBOL, exactness="rounding")
+
+
+def _cases(kernel: SimtKernel) -> Iterable[Any]:
+    from . import lab_cases
+
+    return lab_cases.cases(kernel)
 
 
 def _on_gpu() -> bool:
