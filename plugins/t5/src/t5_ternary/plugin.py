@@ -1,4 +1,4 @@
-"""Hooks: checkpoints with t5 weights, and the product with them on the CPU."""
+"""Hooks: checkpoints with t5 weights, and the product with them; `gpu_offers` makes the offers for GPUs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 import importlib.resources
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from backend_core.kernels_registry import Registry
     from backend_core.offers import Offer
     from backend_core.policy import Policy
+    from backend_core.simt import SimtKernel
     from backend_core.sites import CheckpointSite, LinearSite
 
 MODE = "t5"
@@ -33,15 +35,37 @@ def library() -> Any:
 
 @hookimpl
 def register_kernels(registry: Registry) -> None:
-    registry.cpu(name="matmul", library=library(), symbol=SYMBOL, exactness="rounding")
+    from .gpu_kernels import KERNELS
+
+    for kernel in KERNELS:
+        registry.simt(kernel, exactness="rounding", cases=functools.partial(_cases, kernel))
+    # Where layers run on a GPU, the plugin may have been installed without a compiler.
+    if library().is_file() or not _on_gpu():
+        registry.cpu(name="matmul", library=library(), symbol=SYMBOL, exactness="rounding")
+
+
+def _cases(kernel: SimtKernel) -> Iterable[Any]:
+    from . import lab_cases
+
+    return lab_cases.cases(kernel)
+
+
+def _on_gpu() -> bool:
+    from backend_core.machine import default_device
+
+    return default_device() != "cpu"
 
 
 @hookimpl
-def select_linear(site: LinearSite) -> Offer | None:
-    if site.device != "cpu" or site.kind not in KINDS or site.mode != MODE:
+def select_linear(site: LinearSite) -> Offer | list[Offer] | None:
+    if site.kind not in KINDS or site.mode != MODE:
         return None
     if site.x_dtype not in FLOATS or site.scales_dtype not in FLOATS:
         return None
+    if site.device != "cpu":
+        from . import gpu_offers
+
+        return gpu_offers.offers(site) or None
     from backend_core.offers import Offer
     from backend_core.sites import itemsize
 
