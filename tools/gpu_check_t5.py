@@ -151,6 +151,12 @@ def compile_all(todo: list[tuple[Any, Any, dict[str, Any]]]) -> None:
     """Compile for (kernel, dtypes of its inputs, keywords of launch) at once, as far as mlx takes compiled kernels."""
     import mlx.core as mx
 
+    from backend_core.simt import compiled
+
+    if reason := compiled.why_not():
+        print(f"mlx compiles each kernel anew, which takes long: {reason}", flush=True)
+        return
+
     def one(job: tuple[Any, Any, dict[str, Any]]) -> None:
         kernel, types, keywords = job
         arrays = [mx.zeros((1,), getattr(mx, t)) for t in types]

@@ -24,8 +24,8 @@ MULTIPROCESSORS = 132
 X_BYTES = {"metal": 24576, "cuda": 149504}
 #: Threads of a threadgroup of the matrix kernel: a multiprocessor has 65536 registers.
 MOST_SIMD_GROUPS = 10
-#: SIMD groups that a multiprocessor holds, at most 102 registers for each of their lanes.
-RESIDENT = 20
+#: SIMD groups that a multiprocessor holds, at most 72 registers for each of their lanes.
+RESIDENT = 28
 
 
 def _file(name: str) -> Any:

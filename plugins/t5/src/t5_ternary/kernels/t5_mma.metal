@@ -130,15 +130,18 @@ template <int GS, bool WHOLE, bool VECTORS, typename WP, typename SP>
 METAL_FUNC void fetch(thread Piece<GS>& to, WP w, SP scales, int n, int piece, int columns, int groups) {
   const int first = piece * 16, group = first / Piece<GS>::BYTES;
   const auto from = w + (long(n) * columns + first);
+  // Beyond the end of K the weights may be any: x is zero there.
   if (VECTORS && WHOLE) {
-    stream_piece(to.words, from);
+    if (first < columns) {
+      stream_piece(to.words, from);
+    }
   } else {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       to.words[i] = 0;
 #pragma unroll
       for (int b = 0; b < 4; b++) {
-        to.words[i] |= uint(WHOLE || first + 4 * i + b < columns ? from[4 * i + b] : 0) << (8 * b);
+        to.words[i] |= uint(first + 4 * i + b < columns ? from[4 * i + b] : 0) << (8 * b);
       }
     }
   }
@@ -195,16 +198,23 @@ METAL_FUNC void t5_mma(XP x, WP w, SP scales, BP bias, device O* y, threadgroup 
                        ushort lane) {
   constexpr int BYTES = Piece<GS>::BYTES;
   const int r = lane / 4, q = lane % 4, groups = k_end / GS, columns = groups * BYTES;
-  const int pieces = (columns + 15) / 16, quads = (pieces + 3) / 4, tiles = (n_end + 15) / 16;
+  const int quads = (columns + 63) / 64, tiles = (n_end + 15) / 16;
   const int share = (quads + SIMD_GROUPS - 1) / SIMD_GROUPS, begin = simd_group * share;
   const int mine = max(min(quads - begin, share), 0);
   Piece<GS> have[2], next[2];
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      have[h].words[i] = next[h].words[i] = 0;
+    }
+  }
   if (tile < tiles && mine > 0) {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-      // Columns beyond the end are the last one again; they are computed and not stored. So are pieces, with x of zero.
+      // Columns beyond the end are the last one again; they are computed and not stored.
       const int n = min(tile * 16 + h * 8 + r, n_end - 1);
-      fetch<GS, WHOLE, VECTORS>(have[h], w, scales, n, min(begin * 4 + q, pieces - 1), columns, groups);
+      fetch<GS, WHOLE, VECTORS>(have[h], w, scales, n, begin * 4 + q, columns, groups);
     }
   }
   stage_x<GS, ROWS, SIMD_GROUPS>((threadgroup uint*)values, x, m_begin, m_end, k_end, columns, quads,
@@ -219,15 +229,14 @@ METAL_FUNC void t5_mma(XP x, WP w, SP scales, BP bias, device O* y, threadgroup 
     }
 #pragma unroll 1
     for (int i = 0; i < mine; i++) {
-      const int quad = begin + i, piece = min(quad * 4 + q, pieces - 1);
+      const int quad = begin + i, piece = quad * 4 + q;
       const bool last = i + 1 == mine;
       const int then = last ? tile + tile_step : tile;
       if (then < tiles) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
           const int n = min(then * 16 + h * 8 + r, n_end - 1);
-          const int p = min((last ? begin : quad + 1) * 4 + q, pieces - 1);
-          fetch<GS, WHOLE, VECTORS>(next[h], w, scales, n, p, columns, groups);
+          fetch<GS, WHOLE, VECTORS>(next[h], w, scales, n, (last ? begin : quad + 1) * 4 + q, columns, groups);
         }
       }
       const int end = (piece * 16 / BYTES + 1) * BYTES - piece * 16;
