@@ -9,6 +9,7 @@ Sections, each within five minutes (``--seconds`` ends one early, and says so):
     tune      kernel time of the matrix kernel under several geometries (gpu_tune.py; needs nvcc and cupy)
     decode    1, 2 and 4 rows next to stock mlx: time per call, and time of the kernel alone. What stock compiles is
               compiled in processes of its own from the beginning; put this section behind others
+    prefill   512 rows next to stock
 
 Weights are cycled through more than the second-level cache. Kernel times come from CUPTI through torch's profiler where
 torch is installed; without it they are left out. Results go to DIR/gpu_check.json, and tables to DIR/gpu_check.md.
@@ -35,7 +36,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "plugins/bonsai_qmv/src"), str(ROOT / "too
 
 from gpu_tune import CYCLE, SHAPES, tune  # noqa: E402
 
-SECTIONS = ("check", "launch", "tune", "decode")
+SECTIONS = ("check", "launch", "tune", "decode", "prefill")
 
 
 class Run:
@@ -135,6 +136,16 @@ def cases() -> list[tuple[Any, ...]]:
         found.append(("affine_qmv", bits, 64, "float16", "float16", 23, 576, 0))
     found += [("affine_qmv", 2, 128, "bfloat16", "bfloat16", 7, 128, 0), ("affine_qmv", 2, 128, "float32", "float16",
                24, 1152, 2), ("affine_qmv", 1, 128, "float32", "float32", 17408, 5120, 1)]  # fmt: skip
+    for bits, group, dtype, symmetric in (
+        (2, 128, "float16", 2),
+        (2, 128, "float16", 0),
+        (1, 128, "float16", 1),
+        (2, 64, "bfloat16", 2),
+        (1, 32, "bfloat16", 0),
+        (4, 64, "float16", 0),
+    ):
+        found.append(("affine_qmm", bits, group, dtype, dtype, 200, 1152, symmetric))
+    found.append(("affine_qmm", 2, 128, "float16", "float16", 5120, 17408, 2))
     return found
 
 
@@ -149,8 +160,9 @@ def check_case(case: tuple[Any, ...]) -> dict[str, Any]:
     rng = np.random.default_rng(abs(hash(case[1:3])) % 1000 + n + k)
     w, scales, biases = make(rng, n, k, bits, group, scales_dtype, symmetric)
     facts = facts_of(1, n, k, bits, group, dtype, scales_dtype, symmetric)
-    x = floats(rng.standard_normal((16, k)), dtype)
-    rows = (1, 2, 5, 8, 9, 16) if name == "affine_mma" else (1, 3, 5, 16)
+    many = name == "affine_qmm"
+    x = floats(rng.standard_normal((300 if many else 16, k)), dtype)
+    rows = (17, 64, 300) if many else (1, 2, 5, 8, 9, 16) if name == "affine_mma" else (1, 3, 5, 16)
     begin = time.time()
     results = {m: caller(kernel, {**facts, "rows": m})(x[:m], w, scales, biases) for m in rows}
     single = caller(kernel, facts)
@@ -167,9 +179,11 @@ def check_case(case: tuple[Any, ...]) -> dict[str, Any]:
     for m, y in results.items():
         excess = np.abs(as_float64(y)[:, chosen] - y64[:m]) / bound[:m]
         worst = max(worst, float(np.where(np.isnan(excess), np.inf, excess).max()))
-        if m <= 16:
+        if many:
+            unequal += [] if bool(mx.array_equal(y, results[300][:m])) else [f"{m} rows"]
+        else:
             unequal += [f"{m} rows, row {i}" for i in range(m) if not bool(mx.array_equal(y[i], alone[i][0]))]
-    if not bool(mx.array_equal(odd, results[rows[1]][:2])):
+    if not bool(mx.array_equal(odd, results[rows[-1]][:2])):
         unequal.append("an unaligned x")
     label = f"{name} {bits}-bit g{group} {dtype}/{scales_dtype} {n}x{k} sym {symmetric}"
     return {"case": label, "worst": worst, "unequal": unequal[:4], "seconds": round(seconds, 2)}
@@ -356,7 +370,7 @@ def quantized(x: Any, w: Any, scales: Any, biases: Any) -> Any:
 def start_stock(todo: list[tuple[int, int, int]]) -> list[subprocess.Popen[str]]:
     """Processes in which stock compiles, for minutes, what it needs for these (rows, n, k), and keeps it on disk."""
     found = []
-    for m, n, k in todo:
+    for m, n, k in sorted(set(todo), reverse=True):
         command = [sys.executable, __file__, "--stock", f"{m},{n},{k}"]
         found.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
     return found
@@ -417,8 +431,44 @@ def decode(run: Run, rows: tuple[int, ...], stock: list[subprocess.Popen[str]], 
         )
 
 
+def prefill(run: Run, rows: int, stock: list[subprocess.Popen[str]], none: bool) -> None:
+    """Ours and stock in turns; ours symmetric, whose weights are values of float16, and 1-bit too."""
+    from bonsai_qmv import gpu_kernels as g
+
+    wait_for(run, stock)
+    run.say("us per call, 20 calls in one evaluation\n")
+    run.say("| shape | rows | 2-bit | 2-bit symmetric | 1-bit symmetric | stock 2-bit | stock / 2-bit | stock / sym. "
+            "| sym. TFLOP/s |")  # fmt: skip
+    run.say("|---|---|---|---|---|---|---|---|---|")
+    for n, k in SHAPES:
+        if run.late():
+            return
+        sets, ones = weight_sets(n, k, 2, rows, 2)[:8], weight_sets(n, k, 1, rows, 1)[:8]
+        calls = {
+            "ours": (caller(g.AFFINE_QMM, facts_of(rows, n, k, 2, 128, "float16", "float16")), sets),
+            "sym": (caller(g.AFFINE_QMM, facts_of(rows, n, k, 2, 128, "float16", "float16", 2)), sets),
+            "1-bit": (caller(g.AFFINE_QMM, facts_of(rows, n, k, 1, 128, "float16", "float16", 1)), ones),
+        }
+        if not none:
+            calls["stock"] = (quantized, sets)
+        for call, arrays in calls.values():
+            per_call(call, arrays, 4)
+        heat(0.2)
+        samples = in_turns(calls, 20, 6)
+        us = {name: statistics.median(s) for name, s in samples.items()}
+        run.keep("prefill", {"n": n, "k": k, "rows": rows, "us": us, "samples": samples})
+        cells = [f"{us.get(c, float('nan')):.0f}" for c in ("ours", "sym", "1-bit", "stock")]
+        theirs = us.get("stock", float("nan"))
+        run.say(
+            f"| {n}x{k} | {rows} | {' | '.join(cells)} | {theirs / us['ours']:.2f} | {theirs / us['sym']:.2f} "
+            f"| {2e-6 * rows * n * k / us['sym']:.0f} |"
+        )
+
+
 def wait_for(run: Run, stock: list[subprocess.Popen[str]]) -> None:
     """Until stock has compiled, or a third of the section's time is over."""
+    if not stock:
+        return
     begin = time.time()
     until = begin + run.seconds / 3
     for process in stock:
@@ -470,10 +520,11 @@ def main() -> int:
     run.say(f"# {info.get('device_name')}, {info.get('architecture')}, mlx {mx.__version__}")
     run.results["machine"] = {k: str(v) for k, v in info.items()}
     rows = tuple(int(m) for m in options.rows.split(","))
-    timed = rows if "decode" in options.sections else ()
+    timed = (*(rows if "decode" in options.sections else ()), *((512,) if "prefill" in options.sections else ()))
     stock = [] if options.no_stock else start_stock([(m, n, k) for m in timed for n, k in SHAPES])
     steps = {"check": lambda: check(run, options.jobs), "launch": lambda: launch(run), "tune": lambda: tune(run),
-             "decode": lambda: decode(run, rows, stock, options.no_stock)}  # fmt: skip
+             "decode": lambda: decode(run, rows, stock, options.no_stock),
+             "prefill": lambda: prefill(run, 512, stock, options.no_stock)}  # fmt: skip
     for section in options.sections:
         run.begin(section)
         begin = time.time()

@@ -126,6 +126,19 @@ METAL_FUNC uint bf16_pair_fma(uint v, float k, float c) {
   return as_type<uint>(r);
 }
 
+//: bf16_pair_mul
+METAL_FUNC uint bf16_pair_mul(uint v, uint k) {
+  return as_type<uint>(__hmul2(as_type<__nv_bfloat162>(v), as_type<__nv_bfloat162>(k)));
+}
+
+//: f16_pair_fma f16_pair_mul
+METAL_FUNC uint f16_pair_fma(uint v, float k, float c) {
+  return as_type<uint>(__hfma2(as_type<__half2>(v), __float2half2_rn(k), __float2half2_rn(c)));
+}
+METAL_FUNC uint f16_pair_mul(uint v, uint k) {
+  return as_type<uint>(__hmul2(as_type<__half2>(v), as_type<__half2>(k)));
+}
+
 //: mma_16x8x16
 template <typename T>
 METAL_FUNC void mma_16x8x16(float* d, uint a0, uint a1, uint a2, uint a3, uint b0, uint b1, ushort) {

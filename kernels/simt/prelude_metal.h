@@ -46,6 +46,24 @@ METAL_FUNC uint bf16_pair_fma(uint v, float k, float c) {
   return (low >> 16) | (high & 0xffff0000u);
 }
 
+//: bf16_pair_mul
+// Products of the values in two words, where they are exact.
+METAL_FUNC uint bf16_pair_mul(uint v, uint k) {
+  const uint low = as_type<uint>(as_type<float>(v << 16) * as_type<float>(k << 16));
+  const uint high = as_type<uint>(as_type<float>(v & 0xffff0000u) * as_type<float>(k & 0xffff0000u));
+  return (low >> 16) | (high & 0xffff0000u);
+}
+
+//: f16_pair_fma f16_pair_mul
+// The same for two halves in a word.
+METAL_FUNC uint f16_pair_fma(uint v, float k, float c) {
+  const half2 h = as_type<half2>(v);
+  return as_type<uint>(half2(half(fma(float(h.x), k, c)), half(fma(float(h.y), k, c))));
+}
+METAL_FUNC uint f16_pair_mul(uint v, uint k) {
+  return as_type<uint>(half2(as_type<half2>(v) * as_type<half2>(k)));
+}
+
 //: low_value high_value mma_16x8x16 mma_16x8x16_first
 // Values of T, half or bfloat, in the lower and the higher half of a word.
 template <typename T>

@@ -10,7 +10,7 @@ from gpu_harness import KERNELS, problem, values
 
 from backend_core.testing.cuda_text import compile_cuda, find_nvcc
 
-QMV, MMA = KERNELS["affine_qmv"], KERNELS["affine_mma"]
+QMV, MMA, QMM = (KERNELS[f"affine_{name}"] for name in ("qmv", "mma", "qmm"))
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,8 @@ QMV, MMA = KERNELS["affine_qmv"], KERNELS["affine_mma"]
         (MMA, 2, 64, "float16", "float32", 8, 2, False),
         (MMA, 4, 32, "float16", "float16", 16, 0, False),
         (MMA, 8, 128, "float16", "float16", 3, 0, False),
+        (QMM, 2, 128, "float16", "float16", 300, 2, True),
+        (QMM, 1, 64, "bfloat16", "bfloat16", 17, 0, False),
     ],
 )
 def test_it_compiles(kernel, bits, group, dtype, scales, rows, symmetric, bias) -> None:

@@ -13,7 +13,7 @@ from backend_core.testing import lab
 
 pytestmark = pytest.mark.lab
 
-QMV, MMA = KERNELS["affine_qmv"], KERNELS["affine_mma"]
+QMV, MMA, QMM = (KERNELS[f"affine_{name}"] for name in ("qmv", "mma", "qmm"))
 FLOATS = ("float32", "float16", "bfloat16")
 
 
@@ -169,6 +169,51 @@ def test_what_a_kernel_is_not_made_for_is_refused_before_launch(kernel, facts) -
     p = problem(2, 64, "float16", 24, 320, 1)
     with pytest.raises(ValueError, match=kernel.name):
         kernel.launch(**{**p.facts, "rows": 1, **facts})
+
+
+@pytest.mark.parametrize(
+    ("bits", "group", "dtype", "n", "k", "rows", "symmetric", "options"),
+    [
+        (2, 128, "float16", 40, 256, 70, 0, {}),
+        (2, 128, "float16", 40, 256, 64, 2, {}),
+        (1, 64, "float16", 33, 192, 20, 1, {}),
+        (1, 32, "float16", 7, 32, 17, 2, {}),
+        (1, 128, "bfloat16", 40, 128, 65, 1, {}),
+        (2, 32, "bfloat16", 24, 96, 65, 2, {}),
+        (2, 32, "bfloat16", 24, 160, 30, 0, {"bias": True}),
+        (2, 64, "float16", 24, 192, 30, 1, {"bias": True}),
+        (4, 32, "float16", 7, 160, 17, 0, {"scales": "float32"}),
+        (4, 128, "bfloat16", 40, 128, 18, 0, {}),
+    ],
+)
+def test_many_rows(bits, group, dtype, n, k, rows, symmetric, options) -> None:
+    p = problem(bits, group, dtype, n, k, rows, symmetric=symmetric, **options)
+    result = right(QMM, p, rows)
+    if symmetric:
+        assert result.report.buffers["biases"].bytes_read == 0
+
+
+def test_many_rows_do_not_write_weights_and_read_them_once_for_64_rows() -> None:
+    n, k = 32, 512
+    p = problem(2, 128, "float16", n, k, 128, symmetric=2)
+    report = right(QMM, p, 128).report
+    assert report.buffers["w"].bytes_read == 2 * n * k // 4
+    assert [b for b in report.buffers if report.buffers[b].bytes_written] == ["y"]
+    assert report.threadgroup_bytes <= 32768
+
+
+def test_many_rows_have_the_bits_that_each_has_alone() -> None:
+    p = problem(2, 64, "float16", 40, 320, 67)
+    whole = right(QMM, p, 67).outputs[0]
+    for rows in (slice(0, 1), slice(63, 65), slice(66, 67)):
+        np.testing.assert_array_equal(run(QMM, p.part(rows)).check().outputs[0], whole[rows])
+
+
+def test_weights_that_are_values_of_x_s_dtype_give_the_same_within_rounding() -> None:
+    p = problem(2, 64, "float16", 40, 320, 20, symmetric=2)
+    for folded in (True, False):
+        assert QMM.launch(**{**p.facts, "rows": 20}, folded=folded).value("FOLDED") is folded
+        assert excess(p, run(QMM, p, folded=folded).check().outputs[0]) <= 1.0
 
 
 #: What the type check says of members of a struct that is handed over by reference, and Metal does not.

@@ -142,4 +142,49 @@ AFFINE_MMA = SimtKernel(
     eligible=_mma_eligible,
 )
 
-KERNELS = (AFFINE_QMV, AFFINE_MMA)
+#: Rows of a tile of the kernel for many rows on CUDA.
+QMM_ROWS = 128
+
+
+def _qmm_eligible(*, bits: int, group_size: int, x_dtype: str, scales_dtype: str, k: int, **_: Any) -> str:
+    if bits not in (1, 2, 4) or group_size not in GROUP_SIZES:
+        return f"{bits} bits in groups of {group_size}"
+    if x_dtype not in ("float16", "bfloat16") or scales_dtype not in FLOATS:
+        return f"dtypes {x_dtype} and {scales_dtype}"
+    return "" if k % group_size == 0 else f"k = {k} is not a multiple of {group_size}"
+
+
+def _qmm_geometry(*, rows: int, n: int, bits: int, group_size: int, x_dtype: str, scales_dtype: str, out_dtype: str,
+                  symmetric: int = 0, has_bias: bool = False, device: str = "metal", folded: bool = True,
+                  warps: tuple[int, int] = (0, 0), per_multiprocessor: int = 0, **_: Any) -> Launch:  # fmt: skip
+    down, across = warps if warps[0] else (QMM_ROWS // 64, 4) if device == "cuda" else (1, 1)
+    # Weights that are values of x's dtype, scale and all.
+    folded = folded and scales_dtype == x_dtype and ((bits == 1 and symmetric in (1, 2)) or bits == symmetric == 2)
+    template = (
+        ("T", x_dtype), ("S", scales_dtype), ("O", out_dtype), ("BITS", bits), ("GS", group_size),
+        ("SYMMETRIC", symmetric), ("HAS_BIAS", has_bias), ("FOLDED", folded), ("WARPS_M", down),
+        ("SIMD_GROUPS", down * across), ("RESIDENT", per_multiprocessor or 1),
+    )  # fmt: skip
+    lanes = 32 * down * across
+    return Launch(template, (lanes * _ceil(rows, 64 * down), _ceil(n, 32 * across), 1), (lanes, 1, 1))
+
+
+def _qmm_threadgroup_bytes(launch: Launch) -> int:
+    down = int(launch.value("WARPS_M"))
+    rows, columns = 64 * down, 32 * (int(launch.value("SIMD_GROUPS")) // down)
+    parts = max(1, 64 // int(launch.value("GS")))
+    return 2 * ((rows + columns) * 128 + rows * parts * 4 + columns * parts * 8)
+
+
+AFFINE_QMM = SimtKernel(
+    name="affine_qmm",
+    source=_file("affine_qmm.metal"),
+    inputs=("x", "w", "scales", "biases", "bias"),
+    outputs=("y",),
+    template=("T", "S", "O", "BITS", "GS", "SYMMETRIC", "HAS_BIAS", "FOLDED", "WARPS_M", "SIMD_GROUPS", "RESIDENT"),
+    geometry=_qmm_geometry,
+    threadgroup_bytes=_qmm_threadgroup_bytes,
+    eligible=_qmm_eligible,
+)
+
+KERNELS = (AFFINE_QMV, AFFINE_MMA, AFFINE_QMM)

@@ -1,8 +1,9 @@
 """Offers for GPUs: which kernel for which layer, and the layer's product as a callable.
 
-Rows 1 to 16 are one unit, by one family of kernels whose bits do not depend on the number of rows. More rows are left
-to stock, except where stock has no kernel at all (1 bit on CUDA). Nothing is compiled before a callable's result is
-evaluated, which is when the core verifies and races it; what does not compile is an offer that lost.
+Rows 1 to 16 are one unit, by one family of kernels whose bits do not depend on the number of rows. More rows are an
+offer of their own on CUDA, and left to stock on Metal; where stock has no kernel at all (1 bit on CUDA) one offer has
+all. Nothing is compiled before a callable's result is evaluated, which is when the core verifies and races it; what
+does not compile is an offer that lost.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from backend_core.offers import Offer
 from backend_core.simt import SimtKernel, check_shapes
 from backend_core.sites import LinearSite, itemsize
 
-from .gpu_kernels import AFFINE_MMA, AFFINE_QMV
+from .gpu_kernels import AFFINE_MMA, AFFINE_QMM, AFFINE_QMV, QMM_ROWS
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -77,13 +78,22 @@ def stock_serves(site: LinearSite) -> bool:
 
 
 def offers(site: LinearSite) -> list[Offer]:
-    """The offers for an affine layer on ``"metal"`` or ``"cuda"``: one or none."""
+    """The offers for an affine layer on ``"metal"`` or ``"cuda"``: none, one, or another one for many rows."""
     for family in FAMILIES:
         if family.device != site.device or generation(site.device) < family.since:
             continue
         if not family.kernel.eligible(**facts_of(site)):
-            return [_offer(family, site)]
+            found = [_offer(family, site)]
+            if stock_serves(site) and many_rows(facts_of(site)):
+                found.append(_offer(family, site, many=True))
+            return found
     return []
+
+
+def many_rows(facts: dict[str, Any]) -> SimtKernel | None:
+    """The kernel for more rows than a family has, if there is one."""
+    serves = facts["device"] == "cuda" and generation("cuda") >= (8, 0) and not AFFINE_QMM.eligible(**facts)
+    return AFFINE_QMM if serves else None
 
 
 def facts_of(site: LinearSite, rows: int = 1, symmetric: int = 0) -> dict[str, Any]:
@@ -95,8 +105,18 @@ def facts_of(site: LinearSite, rows: int = 1, symmetric: int = 0) -> dict[str, A
     }  # fmt: skip
 
 
-def _offer(family: Family, site: LinearSite) -> Offer:
+def _offer(family: Family, site: LinearSite, many: bool = False) -> Offer:
     name = "affine" if family.name == "qmv" else f"affine_{family.name}"
+    if many:
+        return Offer(
+            name=f"affine_qmm_{site.device}",
+            build=functools.partial(build, family=family, site=site),
+            rows=(MOST_ROWS + 1, None),
+            exactness="rounding",
+            row_invariant=True,
+            preference=family.preference,
+            note=f"matrix instructions, tiles of weights unpacked on the way, {site.bits} bits",
+        )
     return Offer(
         name=f"{name}_{site.device}",
         build=functools.partial(build, family=family, site=site),
@@ -149,6 +169,13 @@ def product(family: Family, facts: dict[str, Any], fixed: tuple[mx.array, ...]) 
     def started(rows: int) -> Callable[..., Any]:
         return kernel.bind(device, launch(rows), fixed)
 
+    @functools.cache
+    def started_many(blocks: int) -> Callable[..., Any]:
+        if large is None:
+            return started(blocks * QMM_ROWS)
+        return large.bind(device, large.launch(**{**facts, "rows": blocks * QMM_ROWS}), fixed)
+
+    large = many_rows(facts)
     small = [started(family.step(max(rows, 1))) for rows in range(MOST_ROWS + 1)]
     # Nothing is compiled before the first call, which then compiles for all rows at once.
     ahead = [launch(step) for step in family.steps] if device == "cuda" else []
@@ -169,11 +196,11 @@ def product(family: Family, facts: dict[str, Any], fixed: tuple[mx.array, ...]) 
         # Kernels made at run time have no gradients; stock's have.
         if native.in_tracing(x):
             return stock(x)
-        if ahead:
+        rows = x.size // k
+        if ahead and rows <= MOST_ROWS:
             kernel.compile_ahead(ahead, (x, *fixed), dtypes)
             ahead.clear()
-        rows = x.size // k
-        call = small[rows] if rows <= MOST_ROWS else started(family.step(rows))
+        call = small[rows] if rows <= MOST_ROWS else started_many(-(-rows // QMM_ROWS))
         shapes = [(*x.shape[:-1], n)]
         if rows <= MOST_ROWS and hasattr(call, "for_shapes") and not native.available():
             known[x.shape] = call.for_shapes([x], shapes, dtypes)

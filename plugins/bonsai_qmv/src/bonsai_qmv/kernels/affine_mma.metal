@@ -1,5 +1,5 @@
-// Products of 1 to 8 rows with affine weights by matrix instructions: the weights of 16 columns are one operand, rows of x
-// the other, so that the time hardly depends on the number of rows.
+// Products of 1 to 8 rows with affine weights by matrix instructions: weights of 16 columns are one operand, rows of x the
+// other, so that the time hardly depends on the number of rows.
 //
 //   y[m, n] = sum_k x[m, k] * (scales[n, k / GS] * code[n, k] + biases[n, k / GS])  (+ bias[n])
 //
@@ -20,7 +20,7 @@
 // Threadgroup memory   SIMD_GROUPS * 16 * ROWS floats, twice where that is within 12 KiB; and for each quad with room
 //            4 * ROWS floats and 4 * ROWS * GS of T
 //
-// Four groups of a column, a quad, are worked on at once, and each lane of four has one: its codes lie in one piece, and a
+// Four groups of a column, a quad, are worked on at once, each by one lane of four: its codes lie in one piece, and a
 // SIMD group takes pieces of 64 bytes or more from memory. A matrix instruction sums over the four lanes, so x has zeros
 // where lane and group differ: of 8 columns of that operand, 4 c + g is row c of x in group g. Results then are apart by
 // groups, each to be multiplied with its scale.
@@ -51,8 +51,8 @@ struct Pairs<bfloat> {
   }
 };
 
-// How a lane's group is laid out: WORDS words whose halves hold HALF codes each, of which STEP are taken before the word is
-// shifted: a unit. A matrix instruction takes the same code of two such units, so that all its values have one factor;
+// How a lane's group is laid out: WORDS words whose halves hold HALF codes each, of which STEP are taken before the word
+// is shifted: a unit. A matrix instruction takes the same code of two such units, so that all its values have one factor;
 // there are CLASSES factors.
 template <typename T, int BITS, int GS>
 struct Layout {
@@ -153,7 +153,7 @@ METAL_FUNC void fetch_scales(thread Stage<L, S>& to, thread const Place& at, SP 
   }
 }
 
-// x as the lanes take it: the values that meet code c of units u and u + 1 are words 2 s and 2 s + 1, s = u / 2 * STEP + c,
+// x as lanes take it: the values that meet code c of units u and u + 1 are words 2 s and 2 s + 1, s = u / 2 * STEP + c,
 // of a group, in vectors [quad][i][row][group]; and the sums of each group over Pairs<T>::UNIT, [quad][row][group].
 template <typename T, typename L, int GS, int ROWS, int SIMD_GROUPS, bool VECTORS, typename XP>
 METAL_FUNC void stage_x(threadgroup uint4* values, threadgroup float* totals, XP x, int m_begin, int m_end, int groups,

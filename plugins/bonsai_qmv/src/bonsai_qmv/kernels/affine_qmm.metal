@@ -1,0 +1,296 @@
+// Products of many rows with affine weights: tiles of weights are unpacked into threadgroup memory and multiplied by
+// matrix instructions. Weights are never written to device memory.
+//
+//   y[m, n] = sum_k x[m, k] * (scales[n, k / GS] * code[n, k] + biases[n, k / GS])  (+ bias[n])
+//
+// Inputs     x (..., K) of T: half or bfloat; w (N, K * BITS / 32) uint; scales, biases (N, K / GS) of S; bias (N) of B:
+//            as in affine_qmv.metal, biases unread if SYMMETRIC, bias unread unless HAS_BIAS
+// Output     y (..., N) of O
+//
+// Template   BITS 1, 2 or 4; GS 32, 64 or 128; WARPS_M of SIMD_GROUPS share columns. FOLDED: S is T, and BITS is 1
+//            and SYMMETRIC 1 or 2, or both are 2. RESIDENT threadgroups shall fit a multiprocessor
+// Edges      any N; any M; K is a multiple of GS
+// Bytes      weights are read once for each 64 * WARPS_M rows, x once for each 32 * SIMD_GROUPS / WARPS_M columns
+// Numbers    exactness `rounding`: codes are exact in T, products exact, sums in float32. If FOLDED, weights are exact in
+//            T: code - SYMMETRIC / 2 is 0 or a power of two, or -1, 0, 1 or 2, and the scale a value of T. Row-invariant
+//            for all M, but sums are not made in the order of affine_mma
+// Geometry   threadgroups of 32 * SIMD_GROUPS lanes; threadgroup (i, j) makes rows [i, i + 1) * 64 * WARPS_M of columns
+//            [j, j + 1) * 32 * SIMD_GROUPS / WARPS_M; each SIMD group 64 rows of 32 columns
+// Threadgroup memory   twice, for each row and column of a tile: 64 of T, and 2 floats for a row and 4 for a column
+//
+// A tile takes 64 values of k at a time. Values of x and codes lie in threadgroup memory in the order in which codes are
+// unpacked: word j of those that belong to one word of w has code j of its lower and of its upper half. 16 bytes of a row
+// are what one lane has of two matrix instructions, which sum in whatever order the operands have.
+
+constant constexpr int DEEP = 64;
+
+// Where 16 bytes `i` of a row are: rows alternate, so that a SIMD group's load meets every bank once.
+METAL_FUNC int slot(int row, int i) {
+  return row * 8 + (i ^ (row % 2 * 4));
+}
+
+// What depends on T: bits of codes that a mantissa has room for, the power of two above them, and a pair of them.
+template <typename T>
+struct Exact {
+  static constant constexpr int MANTISSA = 10, ABOVE = 1024, BITS_OF_ABOVE = 0x6400, ONE = 0x3c00;
+  static METAL_FUNC uint fma_pair(uint v, float k, float c) {
+    return f16_pair_fma(v, k, c);
+  }
+  static METAL_FUNC uint mul_pair(uint v, uint k) {
+    return f16_pair_mul(v, k);
+  }
+};
+template <>
+struct Exact<bfloat> {
+  static constant constexpr int MANTISSA = 7, ABOVE = 128, BITS_OF_ABOVE = 0x4300, ONE = 0x3f80;
+  static METAL_FUNC uint fma_pair(uint v, float k, float c) {
+    return bf16_pair_fma(v, k, c);
+  }
+  static METAL_FUNC uint mul_pair(uint v, uint k) {
+    return bf16_pair_mul(v, k);
+  }
+};
+
+// Code j of both halves of `w` as a pair of T; if FOLDED less SYMMETRIC / 2, twice that for one bit, times the scale.
+template <typename T, int BITS, int SYMMETRIC, bool FOLDED>
+METAL_FUNC uint weight_of(uint w, int j, uint scale) {
+  typedef Exact<T> E;
+  if (FOLDED && BITS == 1 && SYMMETRIC == 1) {
+    // -1 and 1 differ by the sign.
+    const uint sign = mask_or((j == 15 ? w : w << (15 - j)), 0x80008000u, uint(E::ONE) * 0x00010001u);
+    return E::mul_pair(sign ^ 0x80008000u, scale);
+  }
+  constexpr int FITS = E::MANTISSA / BITS, STEP = FITS >= 4 ? 4 : FITS >= 2 ? 2 : 1;
+  const int shift = j % STEP * BITS;
+  const float unit = 1.0f / float(1 << shift);
+  const uint mask = (((1u << BITS) - 1u) << shift) * 0x00010001u;
+  const uint v = mask_or(w >> (j / STEP * STEP * BITS), mask, uint(E::BITS_OF_ABOVE) * 0x00010001u);
+  const float middle = FOLDED ? 0.5f * float(SYMMETRIC) : 0.0f;
+  const uint code = E::fma_pair(v, unit, -float(E::ABOVE) * unit - middle);
+  return FOLDED ? E::mul_pair(code, scale) : code;
+}
+
+// What is on its way from device memory for the next step.
+template <int HALF, int X_TASKS, int W_TASKS, int FACTORS>
+struct Ahead {
+  uint x[X_TASKS][HALF];
+  uint w[W_TASKS], fold[W_TASKS];
+  float scale[FACTORS], offset[FACTORS];
+};
+
+template <typename T, typename S, typename O, int BITS, int GS, int SYMMETRIC, bool HAS_BIAS, bool FOLDED, int WARPS_M,
+          int SIMD_GROUPS, bool VECTORS, typename XP, typename WP, typename SP, typename BP>
+METAL_FUNC void affine_qmm(XP x, WP w, SP scales, SP biases, BP bias, device O* y, threadgroup uint4* xs,
+                           threadgroup uint4* ws, threadgroup float* totals, threadgroup float2* factors, int m_end,
+                           int n_end, int k_end, int m_begin, int n_begin, ushort simd_group, ushort lane) {
+  constexpr int LANES = 32 * SIMD_GROUPS, ROWS = 64 * WARPS_M, COLUMNS = 32 * (SIMD_GROUPS / WARPS_M);
+  // A word of w has codes of SPAN values of k; WORDS of them are a step.
+  constexpr int HALF = 16 / BITS, SPAN = 2 * HALF, WORDS = DEEP / SPAN, VECTORS_OF_WORD = HALF / 4;
+  constexpr int X_TASKS = ROWS * WORDS / LANES, W_TASKS = COLUMNS * WORDS / LANES;
+  // Groups in a step, or parts of one.
+  constexpr int PARTS = GS < DEEP ? DEEP / GS : 1, PART = DEEP / PARTS;
+  constexpr int FACTORS = (COLUMNS * PARTS + LANES - 1) / LANES;
+  static_assert(ROWS * WORDS % LANES == 0 && COLUMNS * WORDS % LANES == 0, "shares are not equal");
+  const int thread_index = simd_group * 32 + lane, r = lane / 4, q = lane % 4;
+  const int groups = k_end / GS, steps = (k_end + DEEP - 1) / DEEP;
+  const int row0 = simd_group % WARPS_M * 64, column0 = simd_group / WARPS_M * 32;
+  float sums[4][4][4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        sums[i][j][e] = 0.0f;
+      }
+    }
+  }
+  Ahead<HALF, X_TASKS, W_TASKS, FACTORS> ahead;
+#pragma unroll 1
+  for (int step = -1; step < steps; step++) {
+    const int next = (step + 1) * DEEP, here = step % 2, there = (step + 1) % 2;
+    if (step + 1 < steps) {
+#pragma unroll
+      for (int i = 0; i < X_TASKS; i++) {
+        const int task = i * LANES + thread_index, row = min(m_begin + task / WORDS, m_end - 1);
+        const int k = next + task % WORDS * SPAN;
+        if (k < k_end) {
+          load_words<HALF, VECTORS>(ahead.x[i], x + (long(row) * k_end + k));
+        } else {
+#pragma unroll
+          for (int j = 0; j < HALF; j++) {
+            ahead.x[i][j] = 0;
+          }
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < W_TASKS; i++) {
+        const int task = i * LANES + thread_index, column = min(n_begin + task / WORDS, n_end - 1);
+        const int k = min(next + task % WORDS * SPAN, k_end - SPAN);
+        load_words<1, true>(&ahead.w[i], w + (long(column) * (k_end / SPAN) + k / SPAN));
+        if (FOLDED) {
+          ahead.fold[i] = bits_of(scales[long(column) * groups + k / GS]) * 0x00010001u;
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < FACTORS; i++) {
+        const int task = i * LANES + thread_index, column = min(n_begin + task / PARTS, n_end - 1);
+        const int group = min((next + task % PARTS * PART) / GS, groups - 1);
+        if (!FOLDED && task < COLUMNS * PARTS) {
+          ahead.scale[i] = float(scales[long(column) * groups + group]);
+          if (SYMMETRIC > 0) {
+            ahead.offset[i] = ahead.scale[i] * (-0.5f * float(SYMMETRIC));
+          } else {
+            ahead.offset[i] = float(biases[long(column) * groups + group]);
+          }
+        }
+      }
+    }
+    if (step >= 0) {
+      threadgroup const uint4* xt = xs + here * (ROWS * 8);
+      threadgroup const uint4* wt = ws + here * (COLUMNS * 8);
+#pragma unroll
+      for (int part = 0; part < PARTS; part++) {
+        float d[4][4][4];
+#pragma unroll
+        for (int s = 0; s < PART / 32; s++) {
+          const int chunk = part * (PART / 8) + s * 4 + q;
+          uint4 a[4][2], b[4];
+#pragma unroll
+          for (int i = 0; i < 4; i++) {
+            a[i][0] = xt[slot(row0 + i * 16 + r, chunk)];
+            a[i][1] = xt[slot(row0 + i * 16 + 8 + r, chunk)];
+            b[i] = wt[slot(column0 + i * 8 + r, chunk)];
+          }
+#pragma unroll
+          for (int i = 0; i < 4; i++) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+              thread float* to = FOLDED ? sums[i][j] : d[i][j];
+              if (s == 0 && !FOLDED) {
+                mma_16x8x16_first<T>(to, a[i][0].x, a[i][1].x, a[i][0].y, a[i][1].y, b[j].x, b[j].y, lane);
+              } else {
+                mma_16x8x16<T>(to, a[i][0].x, a[i][1].x, a[i][0].y, a[i][1].y, b[j].x, b[j].y, lane);
+              }
+              mma_16x8x16<T>(to, a[i][0].z, a[i][1].z, a[i][0].w, a[i][1].w, b[j].z, b[j].w, lane);
+            }
+          }
+        }
+        if (!FOLDED) {
+          threadgroup const float* total = totals + here * (ROWS * PARTS);
+          threadgroup const float2* factor = factors + here * (COLUMNS * PARTS);
+#pragma unroll
+          for (int j = 0; j < 4; j++) {
+            const float2 f0 = factor[(column0 + j * 8 + 2 * q) * PARTS + part];
+            const float2 f1 = factor[(column0 + j * 8 + 2 * q + 1) * PARTS + part];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+#pragma unroll
+              for (int h = 0; h < 2; h++) {
+                const float t = total[(row0 + i * 16 + h * 8 + r) * PARTS + part];
+                sums[i][j][h * 2] = fma(f0.x, d[i][j][h * 2], fma(f0.y, t, sums[i][j][h * 2]));
+                sums[i][j][h * 2 + 1] = fma(f1.x, d[i][j][h * 2 + 1], fma(f1.y, t, sums[i][j][h * 2 + 1]));
+              }
+            }
+          }
+        }
+      }
+    }
+    if (step + 1 < steps) {
+#pragma unroll
+      for (int i = 0; i < X_TASKS; i++) {
+        const int task = i * LANES + thread_index, row = task / WORDS, word = task % WORDS;
+        uint b[HALF];
+        float total = 0.0f;
+#pragma unroll
+        for (int j = 0; j < HALF; j++) {
+          const uint low = ahead.x[i][j / 2], high = ahead.x[i][(HALF + j) / 2];
+          b[j] = j % 2 == 0 ? join_low(low, high) : join_high(low, high);
+          if (!FOLDED) {
+            total += low_value<T>(b[j]) + high_value<T>(b[j]);
+          }
+        }
+#pragma unroll
+        for (int v = 0; v < VECTORS_OF_WORD; v++) {
+          uint4 to;
+          to.x = b[4 * v];
+          to.y = b[4 * v + 1];
+          to.z = b[4 * v + 2];
+          to.w = b[4 * v + 3];
+          xs[there * (ROWS * 8) + slot(row, word * VECTORS_OF_WORD + v)] = to;
+        }
+        if (!FOLDED) {
+          // Lanes that have the rest of the part.
+#pragma unroll
+          for (int s = 1; s < PART / SPAN; s *= 2) {
+            total += simd_shuffle_xor(total, s);
+          }
+          if (word % (PART / SPAN) == 0) {
+            totals[there * (ROWS * PARTS) + row * PARTS + word / (PART / SPAN)] = total;
+          }
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < W_TASKS; i++) {
+        const int task = i * LANES + thread_index, column = task / WORDS, word = task % WORDS;
+#pragma unroll
+        for (int v = 0; v < VECTORS_OF_WORD; v++) {
+          uint4 to;
+          to.x = weight_of<T, BITS, SYMMETRIC, FOLDED>(ahead.w[i], 4 * v, ahead.fold[i]);
+          to.y = weight_of<T, BITS, SYMMETRIC, FOLDED>(ahead.w[i], 4 * v + 1, ahead.fold[i]);
+          to.z = weight_of<T, BITS, SYMMETRIC, FOLDED>(ahead.w[i], 4 * v + 2, ahead.fold[i]);
+          to.w = weight_of<T, BITS, SYMMETRIC, FOLDED>(ahead.w[i], 4 * v + 3, ahead.fold[i]);
+          ws[there * (COLUMNS * 8) + slot(column, word * VECTORS_OF_WORD + v)] = to;
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < FACTORS; i++) {
+        const int task = i * LANES + thread_index;
+        if (!FOLDED && task < COLUMNS * PARTS) {
+          float2 f;
+          f.x = ahead.scale[i];
+          f.y = ahead.offset[i];
+          factors[there * (COLUMNS * PARTS) + task] = f;
+        }
+      }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+  const float unit = FOLDED && BITS == 1 && SYMMETRIC == 1 ? 0.5f : 1.0f;
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        const int m = m_begin + row0 + i * 16 + e / 2 * 8 + r, n = n_begin + column0 + j * 8 + 2 * q + e % 2;
+        if (m < m_end && n < n_end) {
+          const float sum = sums[i][j][e] * unit;
+          y[long(m) * n_end + n] = O(HAS_BIAS ? sum + float(bias[n]) : sum);
+        }
+      }
+    }
+  }
+}
+
+// --- kernel affine_qmm ---
+constexpr int ROWS = 64 * WARPS_M, COLUMNS = 32 * (SIMD_GROUPS / WARPS_M), PARTS = GS < DEEP ? DEEP / GS : 1;
+threadgroup uint4 xs[2 * ROWS * 8];
+threadgroup uint4 ws[2 * COLUMNS * 8];
+threadgroup float totals[2 * ROWS * PARTS];
+threadgroup float2 factors[2 * COLUMNS * PARTS];
+int m_end = 1;
+for (int i = 0; i + 1 < x_ndim; i++) {
+  m_end *= x_shape[i];
+}
+if (aligned(x)) {
+  affine_qmm<T, S, O, BITS, GS, SYMMETRIC, HAS_BIAS, FOLDED, WARPS_M, SIMD_GROUPS, true>(
+      x, w, scales, biases, bias, y, xs, ws, totals, factors, m_end, w_shape[0], x_shape[x_ndim - 1],
+      threadgroup_position_in_grid.x * ROWS, threadgroup_position_in_grid.y * COLUMNS, simdgroup_index_in_threadgroup,
+      thread_index_in_simdgroup);
+} else {
+  affine_qmm<T, S, O, BITS, GS, SYMMETRIC, HAS_BIAS, FOLDED, WARPS_M, SIMD_GROUPS, false>(
+      x, w, scales, biases, bias, y, xs, ws, totals, factors, m_end, w_shape[0], x_shape[x_ndim - 1],
+      threadgroup_position_in_grid.x * ROWS, threadgroup_position_in_grid.y * COLUMNS, simdgroup_index_in_threadgroup,
+      thread_index_in_simdgroup);
+}
