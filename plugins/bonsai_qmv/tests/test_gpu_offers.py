@@ -175,9 +175,10 @@ def test_a_model_is_verified_and_runs_as_on_a_gpu(gpu, name) -> None:
     want = np.array(model(ids).astype(mx.float32))
     report = select(model)
     label = {"metal": "bonsai_qmv/affine_metal", "cuda": "bonsai_qmv/affine_mma_cuda"}[name]
+    many = {"metal": "stock", "cuda": "bonsai_qmv/affine_qmm_cuda"}[name]
     for path in ("plain", "symmetric", "biased"):
         decision = report.decision(path)
-        assert [(b.rows, b.chosen) for b in decision.buckets] == [((1, 16), label), ((17, None), "stock")]
+        assert [(b.rows, b.chosen) for b in decision.buckets] == [((1, 16), label), ((17, None), many)]
         assert not any("wrong" in loser.reason for loser in decision.losers)
     before = len(gpu.calls)
     have = np.array(model(ids).astype(mx.float32))
@@ -185,7 +186,12 @@ def test_a_model_is_verified_and_runs_as_on_a_gpu(gpu, name) -> None:
     assert np.abs(have - want).max() < 0.02 * np.abs(want).max()
     # Biases that follow from the scales are not even bound.
     assert [call["symmetric"] for call in gpu.calls[before:]] == [0, 2, 0]
+    before, long = len(gpu.calls), mx.array([list(range(16)) + [3, 4, 5]])
+    have = np.array(model(long).astype(mx.float32))
+    assert [call["kernel"] for call in gpu.calls[before:]] == ([] if name == "metal" else ["affine_qmm"] * 3)
     assert restore(model) == 3
+    want = np.array(model(long).astype(mx.float32))
+    assert np.abs(have - want).max() < 0.02 * np.abs(want).max()
 
 
 def test_calls_of_shapes_that_were_seen_are_told_once(generations, monkeypatch) -> None:

@@ -1,10 +1,10 @@
-// Products of 1 to 8 rows with affine weights by matrix instructions: weights of 16 columns are one operand, rows of x the
-// other, so that the time hardly depends on the number of rows.
+// Products of 1 to 8 rows with affine weights by matrix instructions: weights of 16 columns are one operand, rows of x
+// the other, so that the time hardly depends on the number of rows.
 //
 //   y[m, n] = sum_k x[m, k] * (scales[n, k / GS] * code[n, k] + biases[n, k / GS])  (+ bias[n])
 //
-// Inputs     x (..., K) of T: half or bfloat; w (N, K * BITS / 32) uint; scales, biases (N, K / GS) of S; bias (N) of B:
-//            as in affine_qmv.metal, biases unread if SYMMETRIC, bias unread unless HAS_BIAS
+// Inputs     x (..., K) of T: half or bfloat; w (N, K * BITS / 32) uint; scales, biases (N, K / GS) of S; bias (N) of
+//            B: as in affine_qmv.metal, biases unread if SYMMETRIC, bias unread unless HAS_BIAS
 // Output     y (..., N) of O
 //
 // Template   BITS 1, 2, 4, and 8 with T half; GS 32, 64 or 128; ROWS 1, 2, 4 or 8, rows of x at a time; WHOLE if K / GS
@@ -15,18 +15,18 @@
 // Numbers    exactness `rounding`: codes are exact in T, products exact, sums in float32. Row-invariant: the order of
 //            sums does not depend on M, ROWS or ROOM. It depends on SIMD_GROUPS, which must follow from the layer alone
 // Geometry   threadgroups of 32 * SIMD_GROUPS lanes, as many as the device holds at once. Threadgroup (i, j) of (I, J)
-//            makes columns [t, t + 1) * 16 of rows [j, j + 1) * ROWS for t = i, i + I, i + 2 I ... Each SIMD group takes
-//            a share of the quads, in their order
+//            makes columns [t, t + 1) * 16 of rows [j, j + 1) * ROWS for t = i, i + I, i + 2 I ... Each SIMD group
+//            takes a share of the quads, in their order
 // Threadgroup memory   SIMD_GROUPS * 16 * ROWS floats, twice where that is within 12 KiB; and for each quad with room
 //            4 * ROWS floats and 4 * ROWS * GS of T
 //
 // Four groups of a column, a quad, are worked on at once, each by one lane of four: its codes lie in one piece, and a
-// SIMD group takes pieces of 64 bytes or more from memory. A matrix instruction sums over the four lanes, so x has zeros
-// where lane and group differ: of 8 columns of that operand, 4 c + g is row c of x in group g. Results then are apart by
-// groups, each to be multiplied with its scale.
+// SIMD group takes pieces of 64 bytes or more from memory. A matrix instruction sums over the four lanes, so x has
+// zeros where lane and group differ: of 8 columns of that operand, 4 c + g is row c of x in group g. Results then are
+// apart by groups, each to be multiplied with its scale.
 //
-// Two codes half a word apart become a pair of T by one mask, without a shift: in half they are denormal numbers, code *
-// 2^(shift - 24); in bfloat they are 128 + code * 2^shift, and one exact multiplication and addition makes them code.
+// Two codes half a word apart become a pair of T by one mask, without a shift: in half they are denormal numbers, code
+// * 2^(shift - 24); in bfloat they are 128 + code * 2^shift, and one exact multiplication and addition makes them code.
 
 // What depends on T: how many bits of codes a mantissa has room for, and what the pair of T in a masked word is.
 template <typename T>
@@ -51,9 +51,9 @@ struct Pairs<bfloat> {
   }
 };
 
-// How a lane's group is laid out: WORDS words whose halves hold HALF codes each, of which STEP are taken before the word
-// is shifted: a unit. A matrix instruction takes the same code of two such units, so that all its values have one factor;
-// there are CLASSES factors.
+// How a lane's group is laid out: WORDS words whose halves hold HALF codes each, of which STEP are taken before the
+// word is shifted: a unit. A matrix instruction takes the same code of two such units, so that all its values have one
+// factor; there are CLASSES factors.
 template <typename T, int BITS, int GS>
 struct Layout {
   static constant constexpr int WORDS = GS * BITS / 32;
@@ -77,8 +77,8 @@ METAL_FUNC uint pair_of(thread const uint* words, int u, int c) {
   return Pairs<T>::of(w, mask << (c * BITS), c * BITS);
 }
 
-// What a lane fetches of a quad: codes of its group, scales and biases of the two groups that it has results of. Nothing
-// waits for it before it is used.
+// What a lane fetches of a quad: codes of its group, scales and biases of the two groups that it has results of.
+// Nothing waits for it before it is used.
 template <typename L, typename S>
 struct Stage {
   static constant constexpr int SCALE_WORDS = int(sizeof(S)) / 2;

@@ -3,24 +3,24 @@
 //
 //   y[m, n] = sum_k x[m, k] * (scales[n, k / GS] * code[n, k] + biases[n, k / GS])  (+ bias[n])
 //
-// Inputs     x (..., K) of T: half or bfloat; w (N, K * BITS / 32) uint; scales, biases (N, K / GS) of S; bias (N) of B:
-//            as in affine_qmv.metal, biases unread if SYMMETRIC, bias unread unless HAS_BIAS
+// Inputs     x (..., K) of T: half or bfloat; w (N, K * BITS / 32) uint; scales, biases (N, K / GS) of S; bias (N) of
+//            B: as in affine_qmv.metal, biases unread if SYMMETRIC, bias unread unless HAS_BIAS
 // Output     y (..., N) of O
 //
 // Template   BITS 1, 2 or 4; GS 32, 64 or 128; WARPS_M of SIMD_GROUPS share columns. FOLDED: S is T, and BITS is 1
 //            and SYMMETRIC 1 or 2, or both are 2. RESIDENT threadgroups shall fit a multiprocessor
 // Edges      any N; any M; K is a multiple of GS
 // Bytes      weights are read once for each 64 * WARPS_M rows, x once for each 32 * SIMD_GROUPS / WARPS_M columns
-// Numbers    exactness `rounding`: codes are exact in T, products exact, sums in float32. If FOLDED, weights are exact in
-//            T: code - SYMMETRIC / 2 is 0 or a power of two, or -1, 0, 1 or 2, and the scale a value of T. Row-invariant
-//            for all M, but sums are not made in the order of affine_mma
+// Numbers    exactness `rounding`: codes are exact in T, products exact, sums in float32. If FOLDED, weights are exact
+//            in T: code - SYMMETRIC / 2 is 0 or a power of two, or -1, 0, 1 or 2, and the scale a value of T.
+//            Row-invariant for all M, but sums are not made in the order of affine_mma
 // Geometry   threadgroups of 32 * SIMD_GROUPS lanes; threadgroup (i, j) makes rows [i, i + 1) * 64 * WARPS_M of columns
 //            [j, j + 1) * 32 * SIMD_GROUPS / WARPS_M; each SIMD group 64 rows of 32 columns
 // Threadgroup memory   twice, for each row and column of a tile: 64 of T, and 2 floats for a row and 4 for a column
 //
-// A tile takes 64 values of k at a time. Values of x and codes lie in threadgroup memory in the order in which codes are
-// unpacked: word j of those that belong to one word of w has code j of its lower and of its upper half. 16 bytes of a row
-// are what one lane has of two matrix instructions, which sum in whatever order the operands have.
+// A tile takes 64 values of k at a time. Values of x and codes lie in threadgroup memory in the order in which codes
+// are unpacked: word j of those that belong to one word of w has code j of its lower and of its upper half. 16 bytes of
+// a row are what one lane has of two matrix instructions, which sum in whatever order the operands have.
 
 constant constexpr int DEEP = 64;
 
