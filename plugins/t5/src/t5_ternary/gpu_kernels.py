@@ -24,8 +24,9 @@ MULTIPROCESSORS = 132
 X_BYTES = {"metal": 24576, "cuda": 149504}
 #: Threads of a threadgroup of the matrix kernel: a multiprocessor has 65536 registers.
 MOST_SIMD_GROUPS = 10
-#: SIMD groups that a multiprocessor holds, at most 72 registers for each of their lanes.
-RESIDENT = 28
+#: What a multiprocessor of compute capability 9.0 has for the threadgroups that it holds at once: SIMD groups, as their
+#: lanes' registers allow for few and for 8 rows, and threadgroup memory.
+RESIDENT, RESIDENT_OF_8, RESIDENT_BYTES = 28, 24, 231424
 
 
 def _file(name: str) -> Any:
@@ -112,14 +113,19 @@ def _mma_geometry(*, rows: int, n: int, k: int, group_size: int, x_dtype: str, o
         ("WHOLE", whole), ("ROOM", quads), ("HAS_BIAS", has_bias),
     )  # fmt: skip
     lanes, passes = 32 * simd_groups, _ceil(rows, at_once)
-    resident = MULTIPROCESSORS * (per_multiprocessor or max(1, RESIDENT // simd_groups))
+    together = (RESIDENT if at_once < 8 else RESIDENT_OF_8) // simd_groups
+    together = min(together, RESIDENT_BYTES // (1024 + _threadgroup_bytes(at_once, quads, simd_groups)))
+    resident = MULTIPROCESSORS * (per_multiprocessor or max(1, together))
     blocks = blocks or min(_ceil(n, 16), max(resident // passes, 1))
     return Launch(template, (lanes * blocks, passes, 1), (lanes, 1, 1))
 
 
+def _threadgroup_bytes(rows: int, room: int, simd_groups: int) -> int:
+    return rows * (640 * room + 128 * simd_groups)
+
+
 def _mma_threadgroup_bytes(launch: Launch) -> int:
-    rows = int(launch.value("ROWS"))
-    return rows * (640 * int(launch.value("ROOM")) + 128 * int(launch.value("SIMD_GROUPS")))
+    return _threadgroup_bytes(*(int(launch.value(name)) for name in ("ROWS", "ROOM", "SIMD_GROUPS")))
 
 
 T5_MMA = SimtKernel(
