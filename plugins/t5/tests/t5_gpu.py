@@ -9,7 +9,7 @@ import numpy as np
 from t5_ternary import gpu_kernels, reference
 from t5_ternary.layout import packed_columns
 
-from backend_core.simt import SimtKernel, arguments
+from backend_core.simt import Launch, SimtKernel, arguments
 from backend_core.testing import lab
 
 KERNELS = {kernel.name: kernel for kernel in gpu_kernels.KERNELS}
@@ -78,3 +78,39 @@ def excess(p: Problem, y: np.ndarray) -> float:
     want, allowed = p.expected()
     ratio = np.abs(values(y) - want) / allowed
     return float(np.where(np.isnan(ratio), np.inf, ratio).max())
+
+
+class LabDevice:
+    """What stands for a GPU: kernels take and give mlx arrays, and run in the lab with all checks.
+
+    calls
+        Kernel and rows of the launch of every call.
+    """
+
+    name = "metal"
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int]] = []
+
+    def bind(self, kernel: SimtKernel, launch: Launch, fixed: Any = ()) -> Any:
+        """In place of ``kernel.bind(device, launch, fixed)``."""
+        import mlx.core as mx
+
+        def call(*, inputs: Any, output_shapes: Any, output_dtypes: Any) -> list[mx.array]:
+            self.calls.append((kernel.name, int(launch.value("ROWS")) * launch.grid[1]))
+            result = kernel.lab()(
+                inputs=[from_mlx(a) for a in (*inputs, *fixed)], output_shapes=output_shapes,
+                output_dtypes=[getattr(lab, str(d).rpartition(".")[2]) for d in output_dtypes],
+                **arguments(launch, lab),
+            ).check()  # fmt: skip
+            outputs = zip(result.outputs, output_dtypes, strict=True)
+            return [mx.array(np.asarray(lab.to_float32(y))).astype(d) for y, d in outputs]
+
+        return call
+
+
+def from_mlx(a: Any) -> np.ndarray:
+    """The lab's array of an mlx array."""
+    import mlx.core as mx
+
+    return lab.to_bfloat16(np.array(a.astype(mx.float32))) if a.dtype == mx.bfloat16 else np.array(a)

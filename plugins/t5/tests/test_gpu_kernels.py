@@ -138,15 +138,11 @@ def test_no_lane_idles(k) -> None:
 
 
 @pytest.mark.parametrize("k", [5120, 17408])
-def test_loads_are_no_more_than_the_lanes_bytes(k) -> None:
-    """Turns as counted from the requests: each asks for the bytes of 32 lanes, but the last of each row."""
-    buffers = right(QMV, problem(128, "float16", 16, k, 1), 1).report.buffers
-    columns = packed_columns(k, 128)
-    assert buffers["w"].bytes_read == 16 * columns
-    # A turn takes 64 bytes of a row, 32 bytes of each byte's place: at most two transactions of 32 bytes each, twice
-    # where rows begin within one.
-    turns = 16 * -(-columns // 64)
-    assert buffers["w"].transactions <= turns * 2 * 3
+def test_loads_are_those_of_full_turns(k) -> None:
+    """Counted: each turn of 32 lanes loads two bytes each, of one line or, where 64 bytes cross its end, of two."""
+    read = right(QMV, problem(128, "float16", 16, k, 1), 1).report.buffers["w"]
+    loads = 16 * -(-packed_columns(k, 128) // 64) * 2
+    assert loads <= read.read_transactions <= 1.5 * loads
 
 
 @BOTH

@@ -57,7 +57,7 @@ def _routed(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         if not size or given.get("mode", "affine") != "affine":
             return original(*args, **kwargs)
         if name == "quantized_matmul" and given.get("transpose", True) and "stream" not in given:
-            product = _product(w, scales)
+            product = _product(args[0], w, scales)
             if product is not None:
                 return product(args[0])
         given.update(biases=-scales, group_size=size, bits=2)
@@ -67,9 +67,10 @@ def _routed(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-#: Modules whose products the CPU kernel may compute, and those that were built: id of the weights -> (module, product).
+#: Modules whose products a kernel may compute, and those that were built: id of the weights and dtype of x, which says
+#: something on GPUs only -> (module, product).
 _watched: list[weakref.ref[Any]] = []
-_products: dict[int, tuple[weakref.ref[Any], Callable[[mx.array], mx.array]]] = {}
+_products: dict[tuple[int, mx.Dtype | None], tuple[weakref.ref[Any], Callable[[mx.array], mx.array] | None]] = {}
 
 
 def watch(module: Any) -> None:
@@ -78,24 +79,61 @@ def watch(module: Any) -> None:
     _watched.append(weakref.ref(module))
 
 
-def _product(w: mx.array, scales: mx.array) -> Callable[[mx.array], mx.array] | None:
+def _product(x: mx.array, w: mx.array, scales: mx.array) -> Callable[[mx.array], mx.array] | None:
     """The kernel's product with the weights of a watched module; None where there is no kernel for it."""
-    from backend_core import native
+    from backend_core.machine import default_device
 
-    if w.ndim != 2 or mx.default_device() != mx.cpu or not native.available():
+    if w.ndim != 2:
         return None
-    found = _products.get(id(w))
+    device = default_device()
+    key = (id(w), None if device == "cpu" else x.dtype)
+    found = _products.get(key)
     if found is not None and (module := found[0]()) is not None and _holds(module, w, scales):
         return found[1]
     module = next((m for r in _watched if (m := r()) is not None and _holds(m, w, scales)), None)
     if module is None:
         return None
+    product = _on_cpu(w, scales) if device == "cpu" else _on_gpu(device, x, w, scales)
+    _products[key] = (weakref.ref(module), product)
+    weakref.finalize(module, _products.pop, key, None)
+    return product
+
+
+def _on_cpu(w: mx.array, scales: mx.array) -> Callable[[mx.array], mx.array] | None:
+    from backend_core import native
+
+    if not native.available():
+        return None
     from .product import build
 
-    product = build({"weight": w, "scales": scales})
-    _products[id(w)] = (weakref.ref(module), product)
-    weakref.finalize(module, _products.pop, id(w), None)
-    return product
+    return build({"weight": w, "scales": scales})
+
+
+def _on_gpu(device: str, x: mx.array, w: mx.array, scales: mx.array) -> Callable[[mx.array], mx.array] | None:
+    from . import gpu_offers
+
+    size, names = _group_size(w, scales), [str(d).rpartition(".")[2] for d in (x.dtype, scales.dtype)]
+    facts = {
+        "rows": 1, "n": w.shape[0], "k": scales.shape[1] * size, "group_size": size, "x_dtype": names[0],
+        "scales_dtype": names[1], "out_dtype": names[0] if names[0] == names[1] else "float32", "has_bias": False,
+        "device": device,
+    }  # fmt: skip
+    family = gpu_offers.family_for(device, facts)
+    product = None if family is None else gpu_offers.product(family, facts, (w, scales, scales))
+    return product if product is not None and _agrees(product, x.dtype, w, scales, size) else None
+
+
+def _agrees(product: Callable[[mx.array], mx.array], dtype: mx.Dtype, w: mx.array, scales: mx.array, size: int) -> bool:
+    """Whether a product of one row is what mlx's is. Nobody else verifies what direct callers get."""
+    x = mx.random.normal((1, scales.shape[1] * size), key=mx.random.key(0)).astype(dtype)
+    codes, wide = words(w, size), scales.astype(mx.float32)
+    want = mx.quantized_matmul(x.astype(mx.float32), codes, wide, -wide, True, size, 2)
+    try:
+        have = product(x).astype(mx.float32)
+        # A unit in the last place of bfloat16 at the largest result, and as much for sums.
+        return bool((mx.abs(have - want).max() <= mx.abs(want).max() / 64).item())
+    except Exception:  # what a compiler or a driver says is a no
+        return False
 
 
 def _holds(module: Any, w: mx.array, scales: mx.array) -> bool:
