@@ -1,10 +1,10 @@
 """Checks and times the CUDA kernels of t5 weights on a GPU host, from a source tree.
 
-    PYTHONPATH=. python tools/gpu_check_t5.py --out DIR check geometry decode
+    PYTHONPATH=. python tools/gpu_check_t5.py --out DIR check decode geometry
 
     check      dtypes, groups, numbers of rows and edges against float64; bits of a row alone and among others
-    geometry   time of the matrix kernel alone under several geometries
     decode     1, 4 and 8 rows next to our 2-bit kernel with symmetric weights: time per call, and of the kernel alone
+    geometry   time of the matrix kernel alone under several geometries
 
 Weights are cycled through more than the second-level cache. Kernel times come from CUPTI through torch's profiler where
 torch is installed; without it they are left out. ``--seconds`` ends the whole early, and says so. Results go to
@@ -32,7 +32,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "plugins/t5/src"), str(ROOT / "plugins/bon
 
 from gpu_check import as_float64, floats, heat, kernel_time, per_call, weight_sets  # noqa: E402
 
-SECTIONS = ("check", "geometry", "decode")
+SECTIONS = ("check", "decode", "geometry")
 SHAPES = ((8192, 5120), (17408, 5120), (5120, 17408))
 #: More than the second-level cache.
 CYCLE = 240 << 20
