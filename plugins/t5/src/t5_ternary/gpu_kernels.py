@@ -23,10 +23,10 @@ MULTIPROCESSORS = 132
 #: Threadgroup memory of the matrix kernel for x, by device.
 X_BYTES = {"metal": 24576, "cuda": 149504}
 #: Threads of a threadgroup of the matrix kernel: a multiprocessor has 65536 registers.
-MOST_SIMD_GROUPS = 10
+MOST_SIMD_GROUPS = 14
 #: What a multiprocessor of compute capability 9.0 has for the threadgroups that it holds at once: SIMD groups, as their
 #: lanes' registers allow for few and for 8 rows, and threadgroup memory.
-RESIDENT, RESIDENT_OF_8, RESIDENT_BYTES = 28, 24, 231424
+RESIDENT, RESIDENT_OF_8, RESIDENT_BYTES = 27, 24, 231424
 
 
 def _file(name: str) -> Any:
@@ -93,7 +93,7 @@ def mma_simd_groups(k: int, group_size: int) -> int:
     They decide in which order sums are made, so they must not depend on the number of rows.
     """
     quads = quads_of(k, group_size)
-    return min(range(1, min(quads, MOST_SIMD_GROUPS) + 1), key=lambda s: (_ceil(quads, s) * s > quads * 1.1, -s))
+    return min(range(1, min(quads, MOST_SIMD_GROUPS) + 1), key=lambda s: (_ceil(quads, s) * s > quads * 1.06, -s))
 
 
 def _mma_at_once(rows: int, k: int, group_size: int, device: str) -> int:
