@@ -1,5 +1,5 @@
 # Thin on purpose: everything but installing is Python.
-#   make demo    a real model, stock next to accelerated, ends with a table
+#   make demo    a real model, stock next to accelerated: a table; and a ternary model
 #   make test    the whole suite
 #   make bench   prompt and decode speed, interleaved
 PYTHON ?= python3
@@ -28,8 +28,8 @@ install: $(STAMPS)/plugins
 demo: $(STAMPS)/plugins $(STAMPS)/demo-model
 	$(BIN)/mlx-accel demo
 	@echo && echo "A ternary model at 1.75 bits a weight (examples/tiny-ternary):"
-	$(BIN)/mlx_lm.generate --backend accel --model examples/tiny-ternary/model --ignore-chat-template \
-	  --prompt "BRUTUS." --max-tokens 120
+	$(BIN)/mlx_lm.generate --backend accel --backend-option t5=packed --model examples/tiny-ternary/model \
+	  --ignore-chat-template --prompt "BRUTUS." --max-tokens 120
 
 test: $(STAMPS)/plugins $(STAMPS)/demo-model $(STAMPS)/test
 	$(BIN)/ruff check .
