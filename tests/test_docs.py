@@ -45,7 +45,7 @@ def option_rows() -> dict[str, list[str]]:
 def documented_variables() -> set[str]:
     found = set()
     for cells in table_rows(text("reference/options.md")):
-        found |= {c.strip("`") for c in cells[:2] if re.fullmatch(r"`MLX_ACCEL_[A-Z_]+`", c)}
+        found |= {c.strip("`") for c in cells[:2] if re.fullmatch(r"`MLX_ACCEL_[A-Z0-9_]+`", c)}
     return found
 
 
@@ -78,12 +78,17 @@ def test_every_variable_that_the_code_reads_is_in_the_table_and_no_other() -> No
             named |= set(re.findall(r"MLX_ACCEL_[A-Z_]*[A-Z](?![A-Z_])", path.read_text(encoding="utf-8")))
     of_policy = {policy.ENV_PREFIX + key.upper() for key in Policy.keys()}  # noqa: SIM118
     assert named >= {"MLX_ACCEL_BACKEND", "MLX_ACCEL_CACHE", "MLX_ACCEL_THREADS"}
-    assert documented_variables() == named | of_policy
+    of_plugins = set()
+    for file in (ROOT / "plugins").glob("*/src/*/mlx_accel.toml"):
+        options = manifest.tomllib.loads(file.read_text(encoding="utf-8")).get("options", {})
+        of_plugins |= {policy.ENV_PREFIX + name.upper() for name in options}
+    assert "MLX_ACCEL_T5" in of_plugins
+    assert documented_variables() == named | of_policy | of_plugins
 
 
 @pytest.mark.parametrize("page", PAGES, ids=IDS)
 def test_variables_named_on_a_page_are_in_the_table(page: Path) -> None:
-    named = set(re.findall(r"MLX_ACCEL_[A-Z_]*[A-Z](?![A-Z_])", page.read_text(encoding="utf-8")))
+    named = set(re.findall(r"MLX_ACCEL_[A-Z0-9_]*[A-Z0-9](?![A-Z0-9_])", page.read_text(encoding="utf-8")))
     assert named <= documented_variables()
 
 
