@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import signal
 from pathlib import Path
 
 import pytest
+
+# A shell starts jobs in the background with SIGINT ignored, and Python leaves it so; tests that interrupt need it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PLUGIN_GROUP = "mlx_accel.plugins"
 
