@@ -7,7 +7,7 @@
 #ifndef BONSAI_QMV_PROBLEM_H
 #define BONSAI_QMV_PROBLEM_H
 
-#include <accel/half.h>
+#include <accel/gemm.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -68,17 +68,7 @@ namespace {
 inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-/* n elements `stride` apart as floats; I is an instruction set. May write up to the next multiple of 16. */
-template <class I>
-void load_floats(const void* p, int64_t at, int64_t stride, int32_t dtype, float* out, int64_t n) {
-  if (stride == 1 && dtype != ACCEL_FLOAT32) {
-    I::widen((const uint16_t*)p + at, dtype, out, n);
-  } else if (stride == 1) {
-    memcpy(out, (const float*)p + at, (size_t)n * sizeof(float));
-  } else {
-    for (int64_t i = 0; i < n; ++i) out[i] = accel_load_float(p, at + i * stride, dtype);
-  }
-}
+using accel_gemm::load_floats;
 
 }  // namespace
 }  // namespace bonsai
