@@ -12,6 +12,7 @@ from gpu_harness import LabDevice
 from backend_core import Policy, accelerate, machine, race, restore, walk
 from backend_core.plugins import PluginHost
 from backend_core.race import Timing
+from backend_core.simt import SimtKernel, families
 from backend_core.sites import LinearSite
 from backend_core.testing import lab
 
@@ -25,7 +26,7 @@ def site(**facts):
 @pytest.fixture
 def generations(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, ...]]:
     found = {"cuda": (9, 0), "metal": (16,)}
-    monkeypatch.setattr(gpu_offers, "generation", found.get)
+    monkeypatch.setattr(families, "generation", found.get)
     return found
 
 
@@ -72,9 +73,9 @@ def test_where_stock_has_no_kernel_all_rows_are_offered(generations) -> None:
 )
 def test_generations(monkeypatch, device, info, expected) -> None:
     monkeypatch.setattr(mx, "device_info", lambda: info)
-    gpu_offers.generation.cache_clear()
-    assert gpu_offers.generation(device) == expected
-    gpu_offers.generation.cache_clear()
+    families.generation.cache_clear()
+    assert families.generation(device) == expected
+    families.generation.cache_clear()
 
 
 def test_every_number_of_rows_has_a_launch_for_at_least_that_many() -> None:
@@ -151,9 +152,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch, generations, compiler) -> LabDevice:
     device = LabDevice()
     for module in (machine, walk):
         monkeypatch.setattr(module, "default_device", lambda: device.name)
-    monkeypatch.setattr(gpu_offers.SimtKernel, "bind", lambda self, name, launch, fixed=(): device.bind(
+    monkeypatch.setattr(SimtKernel, "bind", lambda self, name, launch, fixed=(): device.bind(
         self, launch, fixed))  # fmt: skip
-    monkeypatch.setattr(gpu_offers.SimtKernel, "compile_ahead", lambda self, launches, inputs, dtypes: None)
+    monkeypatch.setattr(SimtKernel, "compile_ahead", lambda self, launches, inputs, dtypes: None)
     monkeypatch.setattr(race, "race", lambda probe, modules, ours, rows, device, **_: {
         m: Timing(1.0, 2.0, 0.01) for m in rows})  # fmt: skip
     return device
@@ -205,7 +206,7 @@ def test_calls_of_shapes_that_were_seen_are_told_once(generations, monkeypatch) 
         def __call__(self, *, inputs, output_shapes, output_dtypes):
             return [mx.full(output_shapes[0], len(inputs))]
 
-    kernel = gpu_offers.SimtKernel
+    kernel = SimtKernel
     monkeypatch.setattr(kernel, "bind", lambda self, device, launch, fixed: Call())
     monkeypatch.setattr(kernel, "compile_ahead", lambda self, launches, inputs, dtypes: ahead.append(len(launches)))
     monkeypatch.setattr("backend_core.native.available", lambda: False)

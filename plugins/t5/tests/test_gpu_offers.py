@@ -13,6 +13,7 @@ from t5_ternary.modules import T5Embedding, T5Linear
 from backend_core import Policy, accelerate, machine, race, restore, walk
 from backend_core.plugins import PluginHost
 from backend_core.race import Timing
+from backend_core.simt import SimtKernel, families
 from backend_core.sites import LinearSite
 from backend_core.testing import lab
 
@@ -26,7 +27,7 @@ def site(**facts):
 @pytest.fixture
 def generations(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, ...]]:
     found = {"cuda": (9, 0), "metal": (16,)}
-    monkeypatch.setattr(gpu_offers, "generation", found.get)
+    monkeypatch.setattr(families, "generation", found.get)
     return found
 
 
@@ -126,7 +127,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, generations, compiler) -> LabDevice:
     device = LabDevice()
     for module in (machine, walk):
         monkeypatch.setattr(module, "default_device", lambda: device.name)
-    kernel = gpu_offers.SimtKernel
+    kernel = SimtKernel
     monkeypatch.setattr(kernel, "bind", lambda self, name, launch, fixed=(): device.bind(self, launch, fixed))
     monkeypatch.setattr(kernel, "compile_ahead", lambda self, launches, inputs, dtypes: None)
     monkeypatch.setattr(race, "race", lambda probe, modules, ours, rows, device, **_: {
@@ -219,7 +220,7 @@ def test_direct_callers_get_mlx_s_own_product_where_the_kernel_is_not_right(gpu,
             raise RuntimeError("no such function")
         return [mx.ones(output_shapes[0], output_dtypes[0])]
 
-    monkeypatch.setattr(gpu_offers.SimtKernel, "bind", lambda self, device, launch, fixed: wrong)
+    monkeypatch.setattr(SimtKernel, "bind", lambda self, device, launch, fixed: wrong)
     calls.install()
     try:
         for _ in range(2):

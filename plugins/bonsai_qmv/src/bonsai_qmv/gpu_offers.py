@@ -9,47 +9,18 @@ does not compile is an offer that lost.
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from backend_core import simt
 from backend_core.offers import Offer
-from backend_core.simt import SimtKernel, check_shapes
+from backend_core.simt import MOST_ROWS, Family, SimtKernel, check_shapes, families
 from backend_core.sites import LinearSite, itemsize
 
 from .gpu_kernels import AFFINE_MMA, AFFINE_QMM, AFFINE_QMV, QMM_ROWS
 
 if TYPE_CHECKING:
     import mlx.core as mx
-
-#: Rows that are decided as one unit.
-MOST_ROWS = 16
-
-
-@dataclass(frozen=True)
-class Family:
-    """Kernels of one source for 1 to 16 rows on one kind of device, and what they need.
-
-    since
-        Lowest generation of GPU: compute capability on CUDA, generation on Apple's (M1 has 13).
-    steps
-        Numbers of rows that have a kernel of their own; others use that of the next larger one. Few where compiling
-        takes long.
-    """
-
-    name: str
-    kernel: SimtKernel
-    device: str
-    since: tuple[int, ...]
-    steps: tuple[int, ...]
-    preference: int
-    note: str
-
-    def step(self, rows: int) -> int:
-        """The number of rows whose launch serves `rows`."""
-        return next((s for s in self.steps if s >= rows), -(-rows // MOST_ROWS) * MOST_ROWS)
-
 
 #: In order: a layer gets the first family that serves it.
 FAMILIES = (
@@ -60,18 +31,6 @@ FAMILIES = (
 )
 
 
-@functools.cache
-def generation(device: str) -> tuple[int, ...]:
-    """Compute capability of the CUDA device, generation of Apple's GPU; () if unknown."""
-    import mlx.core as mx
-
-    info = mx.device_info()
-    if device == "cuda":
-        return tuple(int(info.get(f"compute_capability_{part}", 0)) for part in ("major", "minor"))
-    match = re.match(r"applegpu_g(\d+)", str(info.get("architecture", "")))
-    return (int(match.group(1)),) if match else ()
-
-
 def stock_serves(site: LinearSite) -> bool:
     """False for what mlx has no kernel for."""
     return not (site.device == "cuda" and site.bits == 1)
@@ -79,20 +38,19 @@ def stock_serves(site: LinearSite) -> bool:
 
 def offers(site: LinearSite) -> list[Offer]:
     """The offers for an affine layer on ``"metal"`` or ``"cuda"``: none, one, or another one for many rows."""
-    for family in FAMILIES:
-        if family.device != site.device or generation(site.device) < family.since:
-            continue
-        if not family.kernel.eligible(**facts_of(site)):
-            found = [_offer(family, site)]
-            if stock_serves(site) and many_rows(facts_of(site)):
-                found.append(_offer(family, site, many=True))
-            return found
-    return []
+    facts = facts_of(site)
+    family = simt.family_for(FAMILIES, facts)
+    if family is None:
+        return []
+    found = [_offer(family, site)]
+    if stock_serves(site) and many_rows(facts):
+        found.append(_offer(family, site, many=True))
+    return found
 
 
 def many_rows(facts: dict[str, Any]) -> SimtKernel | None:
     """The kernel for more rows than a family has, if there is one."""
-    serves = facts["device"] == "cuda" and generation("cuda") >= (8, 0) and not AFFINE_QMM.eligible(**facts)
+    serves = facts["device"] == "cuda" and families.generation("cuda") >= (8, 0) and not AFFINE_QMM.eligible(**facts)
     return AFFINE_QMM if serves else None
 
 
@@ -155,30 +113,14 @@ def product(family: Family, facts: dict[str, Any], fixed: tuple[mx.array, ...]) 
     """``f(x)`` with the weights `fixed`: w, scales, biases, bias."""
     import mlx.core as mx
 
-    from backend_core import native
-
-    n, k = facts["n"], facts["k"]
-    dtypes = [getattr(mx, facts["out_dtype"])]
-    kernel, device = family.kernel, family.device
-
-    @functools.cache
-    def launch(rows: int) -> Any:
-        return kernel.launch(**{**facts, "rows": rows})
+    large = many_rows(facts) or family.kernel
 
     @functools.cache
     def started(rows: int) -> Callable[..., Any]:
-        return kernel.bind(device, launch(rows), fixed)
+        return large.bind(family.device, large.launch(**{**facts, "rows": rows}), fixed)
 
-    @functools.cache
-    def started_many(blocks: int) -> Callable[..., Any]:
-        if large is None:
-            return started(blocks * QMM_ROWS)
-        return large.bind(device, large.launch(**{**facts, "rows": blocks * QMM_ROWS}), fixed)
-
-    large = many_rows(facts)
-    small = [started(family.step(max(rows, 1))) for rows in range(MOST_ROWS + 1)]
-    # Nothing is compiled before the first call, which then compiles for all rows at once.
-    ahead = [launch(step) for step in family.steps] if device == "cuda" else []
+    def many(rows: int) -> Callable[..., Any]:
+        return started(-(-rows // QMM_ROWS) * QMM_ROWS)
 
     def stock(x: mx.array) -> mx.array:
         w, scales, biases, bias = fixed
@@ -187,26 +129,7 @@ def product(family: Family, facts: dict[str, Any], fixed: tuple[mx.array, ...]) 
         y = mx.quantized_matmul(x, w, scales, biases, True, facts["group_size"], facts["bits"])
         return y + bias if facts["has_bias"] else y
 
-    # By shape of x, where calls can be told once and for all; a model has few of at most 16 rows.
-    known: dict[tuple[int, ...], Callable[..., Any]] = {}
-
-    def f(x: mx.array) -> mx.array:
-        if (quick := known.get(x.shape)) is not None:
-            return quick(inputs=[x, *fixed])[0]
-        # Kernels made at run time have no gradients; stock's have.
-        if native.in_tracing(x):
-            return stock(x)
-        rows = x.size // k
-        if ahead and rows <= MOST_ROWS:
-            kernel.compile_ahead(ahead, (x, *fixed), dtypes)
-            ahead.clear()
-        call = small[rows] if rows <= MOST_ROWS else started_many(-(-rows // QMM_ROWS))
-        shapes = [(*x.shape[:-1], n)]
-        if rows <= MOST_ROWS and hasattr(call, "for_shapes") and not native.available():
-            known[x.shape] = call.for_shapes([x], shapes, dtypes)
-        return call(inputs=[x], output_shapes=shapes, output_dtypes=dtypes)[0]
-
-    return f
+    return simt.product(family, facts, fixed, stock, many)
 
 
 def symmetric_ratio(scales: mx.array, biases: mx.array) -> int:

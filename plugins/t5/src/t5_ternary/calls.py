@@ -110,6 +110,8 @@ def _on_cpu(w: mx.array, scales: mx.array) -> Callable[[mx.array], mx.array] | N
 
 
 def _on_gpu(device: str, x: mx.array, w: mx.array, scales: mx.array) -> Callable[[mx.array], mx.array] | None:
+    from backend_core import simt
+
     from . import gpu_offers
 
     size, names = _group_size(w, scales), [str(d).rpartition(".")[2] for d in (x.dtype, scales.dtype)]
@@ -118,7 +120,7 @@ def _on_gpu(device: str, x: mx.array, w: mx.array, scales: mx.array) -> Callable
         "scales_dtype": names[1], "out_dtype": names[0] if names[0] == names[1] else "float32", "has_bias": False,
         "device": device,
     }  # fmt: skip
-    family = gpu_offers.family_for(device, facts)
+    family = simt.family_for(gpu_offers.FAMILIES, facts)
     product = None if family is None else gpu_offers.product(family, facts, (w, scales, scales))
     return product if product is not None and _agrees(product, x.dtype, w, scales, size) else None
 

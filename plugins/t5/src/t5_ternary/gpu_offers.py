@@ -8,13 +8,12 @@ that lost.
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from backend_core import simt
 from backend_core.offers import Offer
-from backend_core.simt import SimtKernel, check_shapes
+from backend_core.simt import MOST_ROWS, Family, check_shapes
 from backend_core.sites import LinearSite, itemsize
 
 from .gpu_kernels import T5_MMA, T5_QMV
@@ -23,33 +22,6 @@ from .layout import packed_columns
 if TYPE_CHECKING:
     import mlx.core as mx
 
-#: Rows that are decided as one unit.
-MOST_ROWS = 16
-
-
-@dataclass(frozen=True)
-class Family:
-    """Kernels of one source for 1 to 16 rows on one kind of device, and what they need.
-
-    since
-        Lowest generation of GPU: compute capability on CUDA, generation on Apple's (M1 has 13).
-    steps
-        Numbers of rows that have a kernel of their own; others use that of the next larger one.
-    """
-
-    name: str
-    kernel: SimtKernel
-    device: str
-    since: tuple[int, ...]
-    steps: tuple[int, ...]
-    preference: int
-    note: str
-
-    def step(self, rows: int) -> int:
-        """The number of rows, up to 16, whose launch serves `rows`."""
-        return next(s for s in self.steps if s >= rows)
-
-
 #: In order: a layer gets the first family that serves it.
 FAMILIES = (
     # On sm_80 and later a matrix instruction takes 16x8x16 values.
@@ -57,26 +29,6 @@ FAMILIES = (
     Family("packed", T5_QMV, "cuda", (7, 0), (1, 2, 4, 8, 16), 10, "decoded in registers"),
     Family("packed", T5_QMV, "metal", (13,), tuple(range(1, MOST_ROWS + 1)), 10, "decoded in registers"),
 )
-
-
-@functools.cache
-def generation(device: str) -> tuple[int, ...]:
-    """Compute capability of the CUDA device, generation of Apple's GPU; () if unknown."""
-    import mlx.core as mx
-
-    info = mx.device_info()
-    if device == "cuda":
-        return tuple(int(info.get(f"compute_capability_{part}", 0)) for part in ("major", "minor"))
-    match = re.match(r"applegpu_g(\d+)", str(info.get("architecture", "")))
-    return (int(match.group(1)),) if match else ()
-
-
-def family_for(device: str, facts: dict[str, Any]) -> Family | None:
-    """The first family that serves a layer with these facts (``gpu_kernels``)."""
-    for family in FAMILIES:
-        if family.device == device and generation(device) >= family.since and not family.kernel.eligible(**facts):
-            return family
-    return None
 
 
 def facts_of(site: LinearSite, rows: int = 1) -> dict[str, Any]:
@@ -90,7 +42,7 @@ def facts_of(site: LinearSite, rows: int = 1) -> dict[str, Any]:
 
 def offers(site: LinearSite) -> list[Offer]:
     """The offers for a t5 layer on ``"metal"`` or ``"cuda"``: one or none."""
-    family = family_for(site.device, facts_of(site))
+    family = simt.family_for(FAMILIES, facts_of(site))
     if family is None:
         return []
     groups = site.n * site.k // site.group_size
@@ -130,24 +82,6 @@ def product(family: Family, facts: dict[str, Any], fixed: tuple[mx.array, ...]) 
     """``f(x)`` with the weights `fixed`: w, scales, bias. More than 16 rows are mlx's, on 2-bit words."""
     import mlx.core as mx
 
-    from backend_core import native
-
-    n, k = facts["n"], facts["k"]
-    dtypes = [getattr(mx, facts["out_dtype"])]
-    kernel, device = family.kernel, family.device
-
-    @functools.cache
-    def launch(rows: int) -> Any:
-        return kernel.launch(**{**facts, "rows": rows})
-
-    @functools.cache
-    def started(rows: int) -> Callable[..., Any]:
-        return kernel.bind(device, launch(rows), fixed)
-
-    small = [started(family.step(max(rows, 1))) for rows in range(MOST_ROWS + 1)]
-    # Nothing is compiled before the first call, which then compiles for all rows at once.
-    ahead = [launch(step) for step in family.steps] if device == "cuda" else []
-
     def stock(x: mx.array) -> mx.array:
         from .words import words
 
@@ -156,23 +90,4 @@ def product(family: Family, facts: dict[str, Any], fixed: tuple[mx.array, ...]) 
         y = mx.quantized_matmul(x, codes, scales, -scales, True, size, 2)
         return y + bias if facts["has_bias"] else y
 
-    # By shape of x, where calls can be told once and for all; a model has few of at most 16 rows.
-    known: dict[tuple[int, ...], Callable[..., Any]] = {}
-
-    def f(x: mx.array) -> mx.array:
-        if (quick := known.get(x.shape)) is not None:
-            return quick(inputs=[x, *fixed])[0]
-        rows = x.size // k
-        # Kernels made at run time have no gradients; stock's have.
-        if rows > MOST_ROWS or native.in_tracing(x):
-            return stock(x)
-        if ahead:
-            kernel.compile_ahead(ahead, (x, *fixed), dtypes)
-            ahead.clear()
-        call = small[rows]
-        shapes = [(*x.shape[:-1], n)]
-        if hasattr(call, "for_shapes") and not native.available():
-            known[x.shape] = call.for_shapes([x], shapes, dtypes)
-        return call(inputs=[x], output_shapes=shapes, output_dtypes=dtypes)[0]
-
-    return f
+    return simt.product(family, facts, fixed, stock)
