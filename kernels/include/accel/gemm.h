@@ -22,6 +22,7 @@
 #define ACCEL_GEMM_H
 
 #include <accel/half.h>
+#include <accel/slots.h>
 
 namespace accel_gemm {
 namespace {
@@ -109,9 +110,7 @@ struct Job {
   int64_t block_panels; /* panels per block of rows */
   int64_t row_blocks;
   float* x;       /* [k / kDepth][panel][k][mr] */
-  float* scratch; /* one slot per thread: decoded weights, then partial sums */
-  unsigned char* slots;
-  int32_t n_slots;
+  accel_slots::Slots slots; /* decoded weights, then partial sums */
   Multiply<W> multiply;
 
   static constexpr size_t kWeights = (size_t)kColumns * kDepth;
@@ -140,21 +139,14 @@ struct Job {
     }
   }
 
-  /* There are as many slots as threads, so that one is free, or about to be. */
-  int32_t take_slot() const {
-    for (int32_t i = 0;; i = i + 1 < n_slots ? i + 1 : 0) {
-      if (!__atomic_exchange_n(&slots[i], 1, __ATOMIC_ACQUIRE)) return i;
-    }
-  }
-
   static void run(void* arg, int64_t begin, int64_t end) {
     const Job& job = *(const Job*)arg;
-    const int32_t slot = job.take_slot();
-    float* weights = job.scratch + (size_t)slot * kSlot;
+    const int32_t slot = job.slots.take();
+    float* weights = job.slots.of(slot);
     for (int64_t i = begin; i < end; ++i) {
       job.block(i / job.row_blocks, i % job.row_blocks, weights, weights + kWeights);
     }
-    __atomic_store_n(&job.slots[slot], 0, __ATOMIC_RELEASE);
+    job.slots.give(slot);
   }
 
   void block(int64_t column_block, int64_t row_block, float* weights, float* sums) const {
@@ -192,12 +184,8 @@ void run(const Product& p, const Decode& decode) {
   job.p = &p;
   job.decode = &decode;
   const int64_t chunk = least(p.rows, kChunkRows);
-  job.n_slots = p.call->threads < 1 ? 1 : p.call->threads;
   job.x = (float*)accel_scratch(p.call, (size_t)((chunk + W::kMaxPanel) * p.k) * sizeof(float));
-  job.scratch = (float*)accel_scratch(p.call, (size_t)job.n_slots * J::kSlot * sizeof(float));
-  job.slots = (unsigned char*)accel_scratch(p.call, (size_t)job.n_slots);
-  if (!job.x || !job.scratch || !job.slots) return;
-  for (int32_t i = 0; i < job.n_slots; ++i) job.slots[i] = 0;
+  if (!job.x || !job.slots.make(p.call, (int64_t)J::kSlot)) return;
 
   for (job.m0 = 0; job.m0 < p.rows; job.m0 += chunk) {
     job.rows = least(chunk, p.rows - job.m0);

@@ -131,9 +131,9 @@ template <int BITS>
 void bf16_run(void* arg, int64_t begin, int64_t end) {
   const AmxJob& job = *(const AmxJob*)arg;
   const Problem& p = *job.p;
-  const int32_t slot = job.take_slot();
+  const int32_t slot = job.slots.take();
   const int64_t count = end - begin, lanes = job.groups * 16, depth = kPieceDepth / 32, words = job.groups * 512;
-  uint16_t* codes = (uint16_t*)(job.scratch + slot * job.slot_bytes);
+  uint16_t* codes = (uint16_t*)job.slots.of(slot);
   float* scale = (float*)(codes + count * words);
   float *offset = scale + count * lanes, *after = offset + count * lanes;
   float(*sums)[16] = (float(*)[16])after;
@@ -157,7 +157,7 @@ void bf16_run(void* arg, int64_t begin, int64_t end) {
     for (int64_t i = 0; i < count; ++i) amx_finish(job, tile, (begin + i) * 16, sums + i * 16);
   }
   _tile_release();
-  __atomic_store_n(&job.slots[slot], 0, __ATOMIC_RELEASE);
+  job.slots.give(slot);
 }
 
 }  // namespace

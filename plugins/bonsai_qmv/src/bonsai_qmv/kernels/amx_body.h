@@ -70,16 +70,7 @@ struct AmxJob {
   int expand;                /* log2 of uses per scale */
   int8_t* x;      /* [tile][stretch][plane][16 groups of four][16 rows][4] */
   float* totals;  /* [tile][group][16 rows] */
-  uint8_t* slots; /* one scratch slot per thread */
-  char* scratch;
-  size_t slot_bytes;
-  int32_t n_slots;
-
-  int32_t take_slot() const {
-    for (int32_t i = 0;; i = i + 1 < n_slots ? i + 1 : 0) {
-      if (!__atomic_exchange_n(&slots[i], 1, __ATOMIC_ACQUIRE)) return i;
-    }
-  }
+  accel_slots::Slots slots;
 };
 
 /* Are rows fit for fixed point? */
@@ -87,13 +78,13 @@ inline void amx_units(void* arg, int64_t begin, int64_t end) {
   const AmxJob& job = *(const AmxJob*)arg;
   const Problem& p = *job.p;
   const int64_t stride = p.x->strides[p.x->ndim - 1];
-  const int32_t slot = job.take_slot();
-  float* line = (float*)(job.scratch + slot * job.slot_bytes);
+  const int32_t slot = job.slots.take();
+  float* line = job.slots.of(slot);
   for (int64_t m = begin; m < end; ++m) {
     load_floats<Avx512>(p.x->data, accel_row_offset(p.x, m), stride, p.x->dtype, line, p.k);
     job.unit[m] = unit_of(line, p.k, job.spread, p.zeros);
   }
-  __atomic_store_n(&job.slots[slot], 0, __ATOMIC_RELEASE);
+  job.slots.give(slot);
 }
 
 /* Digits and totals of tiles of sixteen rows. */
@@ -319,9 +310,9 @@ template <int BITS>
 void amx_run(void* arg, int64_t begin, int64_t end) {
   const AmxJob& job = *(const AmxJob*)arg;
   const Problem& p = *job.p;
-  const int32_t slot = job.take_slot();
+  const int32_t slot = job.slots.take();
   const int64_t count = end - begin, lanes = job.groups * 16, depth = kTileDepth / p.group;
-  int8_t* codes = (int8_t*)(job.scratch + slot * job.slot_bytes);
+  int8_t* codes = (int8_t*)job.slots.of(slot);
   float *scale = (float*)(codes + count * job.stretches * 1024), *offset = scale + count * lanes;
   float(*sums)[16] = (float(*)[16])(offset + count * lanes);
   bool has_offset = false;
@@ -349,7 +340,7 @@ void amx_run(void* arg, int64_t begin, int64_t end) {
     for (int64_t i = 0; i < count; ++i) amx_finish(job, tile, (begin + i) * 16, sums + i * 16);
   }
   _tile_release();
-  __atomic_store_n(&job.slots[slot], 0, __ATOMIC_RELEASE);
+  job.slots.give(slot);
 }
 
 }  // namespace

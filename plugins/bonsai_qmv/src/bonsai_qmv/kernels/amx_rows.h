@@ -14,14 +14,9 @@ inline void amx_large_rows(const Problem& p) {
   }
   AmxJob job;
   job.p = &p;
-  job.n_slots = p.call->threads < 1 ? 1 : p.call->threads;
   job.stretches = ceil_div(p.k, 64);
   job.unit = (float*)accel_scratch(p.call, (size_t)p.rows * sizeof(float));
-  job.slots = (uint8_t*)accel_scratch(p.call, (size_t)job.n_slots);
-  job.slot_bytes = (size_t)(job.stretches * 64) * sizeof(float);
-  job.scratch = (char*)accel_scratch(p.call, (size_t)job.n_slots * job.slot_bytes);
-  if (!job.unit || !job.slots || !job.scratch) return;
-  memset(job.slots, 0, (size_t)job.n_slots);
+  if (!job.unit || !job.slots.make(p.call, job.stretches * 64)) return;
   /* Sums in bfloat16 tiles are float32: what is added to the weights must not be much larger than they are. */
   const bool able = accel_has(p.call, ACCEL_ISA_AMX_BF16) && p.spread * 4 <= sqrtf((float)p.k);
   auto unfit_rows = [&](float spread) {
@@ -52,15 +47,14 @@ inline void amx_large_rows(const Problem& p) {
   const int64_t row_bytes = pieces ? job.groups * 192 : job.stretches * 192, most = kBlockBytes / (16 * row_bytes);
   const int64_t block = min64(ceil_div(p.rows, 16), most < 2 ? 2 : most) * 16;
   /* Tiles of outputs at a time: what fits, and enough pieces that threads end together. */
-  const int64_t columns = ceil_div(p.n, 16), fair = columns / (4 * job.n_slots);
+  const int64_t columns = ceil_div(p.n, 16), fair = columns / (4 * job.slots.count);
   const int64_t code_bytes = pieces ? job.groups * 1024 : job.stretches * 1024;
   int64_t grain = min64(fair, min64(kCodeBytes / code_bytes, 16));
   if (grain < 1) grain = 1;
-  job.slot_bytes = (size_t)(grain * (job.groups * 128 + code_bytes + 1024) + (pieces ? job.stretches * 1024 : 0));
+  const int64_t slot_bytes = grain * (job.groups * 128 + code_bytes + 1024) + (pieces ? job.stretches * 1024 : 0);
   job.x = (int8_t*)accel_scratch(p.call, (size_t)(block * row_bytes));
   job.totals = (float*)accel_scratch(p.call, (size_t)(block * job.groups) * sizeof(float));
-  job.scratch = (char*)accel_scratch(p.call, (size_t)job.n_slots * job.slot_bytes);
-  if (!job.x || !job.totals || !job.scratch) return;
+  if (!job.x || !job.totals || !job.slots.make(p.call, ceil_div(slot_bytes, 4))) return;
   const accel_task run = p.bits == 1   ? (pieces ? bf16_run<1> : amx_run<1>)
                          : p.bits == 2 ? (pieces ? bf16_run<2> : amx_run<2>)
                          : p.bits == 3 ? (pieces ? bf16_run<3> : amx_run<3>)

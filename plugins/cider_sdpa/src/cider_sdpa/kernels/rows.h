@@ -3,6 +3,8 @@
 #ifndef CIDER_SDPA_ROWS_H
 #define CIDER_SDPA_ROWS_H
 
+#include <accel/slots.h>
+
 #include "problem.h"
 
 namespace cider {
@@ -253,29 +255,7 @@ inline float sink_of(const Problem& p, int64_t head) {
 /* The larger one, and NaN if the second is NaN. */
 inline float larger(float a, float b) { return a > b ? a : b; }
 
-/* Working memory per thread. There are as many slots as threads, so that one is free, or about to be. */
-struct Slots {
-  float* memory;
-  int64_t size; /* floats per slot */
-  unsigned char* taken;
-  int32_t count;
-
-  bool make(const accel_call* call, int64_t floats) {
-    count = call->threads < 1 ? 1 : call->threads;
-    size = round_up(floats, 16);
-    memory = (float*)accel_scratch(call, (size_t)(size * count) * sizeof(float) + (size_t)count);
-    if (!memory) return false;
-    taken = (unsigned char*)(memory + size * count);
-    memset(taken, 0, (size_t)count);
-    return true;
-  }
-  int32_t take() const {
-    for (int32_t i = 0;; i = i + 1 < count ? i + 1 : 0) {
-      if (!__atomic_exchange_n(&taken[i], 1, __ATOMIC_ACQUIRE)) return i;
-    }
-  }
-  void give(int32_t i) const { __atomic_store_n(&taken[i], 0, __ATOMIC_RELEASE); }
-};
+using accel_slots::Slots;
 
 }  // namespace
 }  // namespace cider

@@ -14,6 +14,8 @@
 #ifndef HOST_LINEAR_LARGE_BODY_H
 #define HOST_LINEAR_LARGE_BODY_H
 
+#include <accel/slots.h>
+
 #include "problem.h"
 
 namespace linear {
@@ -89,9 +91,7 @@ struct LargeJob {
   int64_t block_panels; /* panels per block of rows */
   int64_t row_blocks;
   float* x;       /* [k / kDepth][panel][k][row]; */
-  float* scratch; /* one slot per thread: widened weights, then partial sums */
-  unsigned char* slots;
-  int32_t n_slots;
+  accel_slots::Slots slots; /* widened weights, then partial sums */
 
   static constexpr size_t kWeights = (size_t)kBlock * kDepth;
   static constexpr size_t kSums = (size_t)kBlock * kBlockRows;
@@ -127,21 +127,14 @@ struct LargeJob {
     }
   }
 
-  /* There are as many slots as threads, so that one is free, or about to be. */
-  int32_t take_slot() const {
-    for (int32_t i = 0;; i = i + 1 < n_slots ? i + 1 : 0) {
-      if (!__atomic_exchange_n(&slots[i], 1, __ATOMIC_ACQUIRE)) return i;
-    }
-  }
-
   static void run(void* arg, int64_t begin, int64_t end) {
     const LargeJob& job = *(const LargeJob*)arg;
-    const int32_t slot = job.take_slot();
-    float* weights = job.scratch + (size_t)slot * kSlot;
+    const int32_t slot = job.slots.take();
+    float* weights = job.slots.of(slot);
     for (int64_t i = begin; i < end; ++i) {
       job.block(i / job.row_blocks, i % job.row_blocks, weights, weights + kWeights);
     }
-    __atomic_store_n(&job.slots[slot], 0, __ATOMIC_RELEASE);
+    job.slots.give(slot);
   }
 
   void block(int64_t column_block, int64_t row_block, float* weights, float* sums) const {
@@ -196,12 +189,8 @@ void large_rows_of(const Problem& p) {
   Job job;
   job.p = &p;
   const int64_t turn = min64(p.rows, kTurnRows), column_blocks = ceil_div(p.n, kBlock);
-  job.n_slots = p.call->threads < 1 ? 1 : p.call->threads;
   job.x = (float*)accel_scratch(p.call, (size_t)(round_up(turn, Job::kPanel) * round_up(p.k, kChunk)) * sizeof(float));
-  job.scratch = (float*)accel_scratch(p.call, (size_t)job.n_slots * Job::kSlot * sizeof(float));
-  job.slots = (unsigned char*)accel_scratch(p.call, (size_t)job.n_slots);
-  if (!job.x || !job.scratch || !job.slots) return;
-  memset(job.slots, 0, (size_t)job.n_slots);
+  if (!job.x || !job.slots.make(p.call, (int64_t)Job::kSlot)) return;
 
   for (job.m0 = 0; job.m0 < p.rows; job.m0 += turn) {
     job.rows = min64(turn, p.rows - job.m0);
