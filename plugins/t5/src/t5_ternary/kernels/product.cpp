@@ -30,8 +30,13 @@ namespace t5 {
 namespace {
 
 const Bodies& bodies_for(const accel_call* call) {
+  const uint64_t vnni = ACCEL_ISA_AVX512 | ACCEL_ISA_AVX512_VNNI | ACCEL_ISA_AVX512_VBMI;
+  (void)vnni;
+#if defined(ACCEL_BUILD_AMX)
+  if (accel_has(call, vnni | ACCEL_ISA_AMX_INT8)) return kAmxBodies;
+#endif
 #if defined(ACCEL_BUILD_AVX512_VNNI)
-  if (accel_has(call, ACCEL_ISA_AVX512 | ACCEL_ISA_AVX512_VNNI | ACCEL_ISA_AVX512_VBMI)) return kVnniBodies;
+  if (accel_has(call, vnni)) return kVnniBodies;
 #endif
 #if defined(ACCEL_BUILD_AVX512)
   if (accel_has(call, ACCEL_ISA_AVX512)) return kAvx512Bodies;
