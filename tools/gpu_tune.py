@@ -45,13 +45,14 @@ class Variant:
     options: tuple[tuple[str, Any], ...] = ()
     hint: str = HINT
     symmetric: int = 0
+    kernel: str = "affine_mma"
 
     @property
     def label(self) -> str:
-        words = [f"{name} {value}" for name, value in self.options]
+        words = [self.kernel.removeprefix("affine_")] + [f"{name} {value}" for name, value in self.options]
         words += ["symmetric"] if self.symmetric else []
         words += [self.hint.removeprefix("ld.global.").replace("::", " ")] if self.hint != HINT else []
-        return ", ".join(words) or "as offered"
+        return ", ".join(words)
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,9 @@ def variants() -> list[Variant]:
         for hint in ("ld.global.nc", "ld.global.nc.L1::no_allocate", "ld.global.nc.L1::no_allocate.L2::256B"):
             found.append(Variant(bits, 1, 5120, options, hint))
         found.append(Variant(bits, 1, 5120, options, HINT, bits))
+    for rows, k, (simd_groups, resident) in itertools.product((1, 2, 4, 8), GEOMETRIES, ((16, 1), (8, 2), (12, 1))):
+        options = (("simd_groups", simd_groups), ("per_multiprocessor", resident))
+        found += [Variant(1, rows, k, options, HINT, symmetric, "affine_bits") for symmetric in (0, 1)]
     return found
 
 
@@ -100,28 +104,32 @@ def facts(variant: Variant, n: int) -> dict[str, Any]:
             "device": "cuda", **dict(variant.options)}  # fmt: skip
 
 
-def grid_of(variant: Variant, n: int) -> tuple[int, ...]:
+def kernel_of(variant: Variant) -> Any:
+    from bonsai_qmv.gpu_bits import AFFINE_BITS
     from bonsai_qmv.gpu_kernels import AFFINE_MMA
 
-    launch = AFFINE_MMA.launch(**facts(variant, n))
+    return {"affine_mma": AFFINE_MMA, "affine_bits": AFFINE_BITS}[variant.kernel]
+
+
+def grid_of(variant: Variant, n: int) -> tuple[int, ...]:
+    launch = kernel_of(variant).launch(**facts(variant, n))
     return tuple(g // t for g, t in zip(launch.grid, launch.threadgroup, strict=True))
 
 
 def text(variant: Variant) -> tuple[str, int, int]:
     """(a CUDA file with one function `tuned`, threads of a threadgroup, bytes of shared memory to ask for)."""
-    from bonsai_qmv.gpu_kernels import AFFINE_MMA
-
     from backend_core.simt.compiled import bounds
 
-    launch = AFFINE_MMA.launch(**facts(variant, 8192))
-    threads, given = launch.threadgroup[0], AFFINE_MMA.bytes_at_launch(launch.template)
+    kernel = kernel_of(variant)
+    launch = kernel.launch(**facts(variant, 8192))
+    threads, given = launch.threadgroup[0], kernel.bytes_at_launch(launch.template)
     whole = (
-        f"#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n{AFFINE_MMA.text('cuda').header}"
+        f"#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n{kernel.text('cuda').header}"
         f'extern "C" __global__ void {bounds(launch.template)}tuned(const __half* x, const uint* w, '
         "const __half* scales, const __half* biases, __half* y, int m, int n, int k) {\n"
         "const __half* bias = scales;\nconst int x_ndim = 2;\n"
         "const int x_shape[2] = {m, k}, w_shape[1] = {n};\n"
-        f"{AFFINE_MMA.cuda_body(launch.template)}\n}}\n"
+        f"{kernel.cuda_body(launch.template)}\n}}\n"
     )
     return whole.replace(HINT, variant.hint), threads, given
 

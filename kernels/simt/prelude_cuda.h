@@ -111,6 +111,19 @@ METAL_FUNC uint join_high(uint a, uint b) {
   return __byte_perm(a, b, 0x7632);
 }
 
+//: join_even_bytes join_odd_bytes
+METAL_FUNC uint join_even_bytes(uint a, uint b) {
+  return __byte_perm(a, b, 0x6240);
+}
+METAL_FUNC uint join_odd_bytes(uint a, uint b) {
+  return __byte_perm(a, b, 0x7351);
+}
+
+//: max_halves
+METAL_FUNC uint max_halves(uint a, uint b) {
+  return __vmaxu2(a, b);
+}
+
 //: mask_or
 // One instruction; from the plain expression the compiler makes two where both operands are constants.
 METAL_FUNC uint mask_or(uint v, uint mask, uint bits) {
@@ -167,6 +180,32 @@ METAL_FUNC void mma_16x8x16_first<bfloat>(float* d, uint a0, uint a1, uint a2, u
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(0.0f));
 }
 
+//: mma_bits_first
+METAL_FUNC void mma_bits_first(int* d, uint a0, uint a1, uint b, ushort) {
+  asm("mma.sync.aligned.m16n8k128.row.col.s32.b1.b1.s32.and.popc {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%7,%7,%7};"
+      : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+      : "r"(a0), "r"(a1), "r"(b), "r"(0));
+}
+
+//: popcount
+METAL_FUNC uint popcount(uint v) {
+  return __popc(v);
+}
+
+//: copy_vector copies_end copies_wait
+template <typename T>
+METAL_FUNC void copy_vector(uint4* to, const T* from) {
+  const uint at = uint(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" : : "r"(at), "l"(from) : "memory");
+}
+METAL_FUNC void copies_end() {
+  asm volatile("cp.async.commit_group;" : : : "memory");
+}
+template <int LEFT>
+METAL_FUNC void copies_wait() {
+  asm volatile("cp.async.wait_group %0;" : : "n"(LEFT) : "memory");
+}
+
 //: load_words
 template <int COUNT, bool VECTORS, typename T>
 METAL_FUNC void load_words(uint* to, const T* from) {
@@ -196,6 +235,23 @@ METAL_FUNC void load_words(uint* to, const T* from) {
         to[i] = __ldg(reinterpret_cast<const uint*>(from) + i);
       }
     }
+  }
+}
+
+//: load_words_first
+// The compiler would move a plain load behind other memory traffic, to where its values are used.
+template <int COUNT, bool VECTORS, typename T>
+METAL_FUNC void load_words_first(uint* to, const T* from) {
+  if (VECTORS) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i += 4) {
+      asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+                   : "=r"(to[i]), "=r"(to[i + 1]), "=r"(to[i + 2]), "=r"(to[i + 3])
+                   : "l"(reinterpret_cast<const uint*>(from) + i)
+                   : "memory");
+    }
+  } else {
+    load_words<COUNT, false>(to, from);
   }
 }
 

@@ -10,7 +10,7 @@ METAL_FUNC constexpr bool aligned(P) {
   return true;
 }
 
-//: bits_of load_words stream_words
+//: bits_of load_words stream_words copy_vector
 METAL_FUNC uint bits_of(uint v) {
   return v;
 }
@@ -31,6 +31,21 @@ METAL_FUNC uint join_low(uint a, uint b) {
 }
 METAL_FUNC uint join_high(uint a, uint b) {
   return (a >> 16) | (b & 0xffff0000u);
+}
+
+//: join_even_bytes join_odd_bytes
+// Bytes 0 and 2 of two words, a's then b's in each half; bytes 1 and 3.
+METAL_FUNC uint join_even_bytes(uint a, uint b) {
+  return (a & 0x00ff00ffu) | (b & 0x00ff00ffu) << 8;
+}
+METAL_FUNC uint join_odd_bytes(uint a, uint b) {
+  return (a >> 8 & 0x00ff00ffu) | (b & 0xff00ff00u);
+}
+
+//: max_halves
+// The larger lower halves and the larger upper halves of two words, as numbers without sign.
+METAL_FUNC uint max_halves(uint a, uint b) {
+  return max(a & 0xffffu, b & 0xffffu) | max(a >> 16, b >> 16) << 16;
 }
 
 //: mask_or
@@ -112,6 +127,44 @@ METAL_FUNC void mma_16x8x16_first(thread float* d, uint a0, uint a1, uint a2, ui
   mma_16x8x16<T>(d, a0, a1, a2, a3, b0, b1, lane);
 }
 
+//: mma_bits_first
+// d (16x8 int) = number of bits that rows of a (16x128 bits) and columns of b (128x8 bits) share, by all lanes of a SIMD
+// group. Lane l holds, with r = l / 4 and q = l % 4:
+//   a0: row r, bits 32q ... 32q+31   a1: row r+8, same   b: column r, same
+//   d0, d1: row r, columns 2q, 2q+1     d2, d3: row r+8, same
+METAL_FUNC void mma_bits_first(thread int* d, uint a0, uint a1, uint b, ushort lane) {
+  const ushort row = lane / 4 * 4, col = lane % 4 * 8;
+  d[0] = d[1] = d[2] = d[3] = 0;
+  for (ushort i = 0; i < 4; i++) {
+    const uint up = simd_shuffle(a0, ushort(row + i)), down = simd_shuffle(a1, ushort(row + i));
+    const uint left = simd_shuffle(b, ushort(col + i)), right = simd_shuffle(b, ushort(col + 4 + i));
+    d[0] += popcount(up & left);
+    d[1] += popcount(up & right);
+    d[2] += popcount(down & left);
+    d[3] += popcount(down & right);
+  }
+}
+
+//: copy_vector copies_end copies_wait
+// Copies 16 bytes to threadgroup memory, from a multiple of 16 bytes; on CUDA without waiting. Copies up to a copies_end
+// are a bundle, and copies_wait<LEFT> waits until all but the last LEFT bundles of this lane are there; a barrier then
+// shows them to other lanes.
+template <typename P>
+METAL_FUNC void copy_vector(threadgroup uint4* to, P from) {
+  constexpr int STEP = 4 / int(sizeof(from[0]));
+  uint words[4];
+  for (int i = 0; i < 4; i++) {
+    words[i] = STEP == 2 ? bits_of(from[i * STEP]) | bits_of(from[i * STEP + STEP - 1]) << 16 : bits_of(from[i]);
+  }
+  to->x = words[0];
+  to->y = words[1];
+  to->z = words[2];
+  to->w = words[3];
+}
+METAL_FUNC void copies_end() {}
+template <int LEFT>
+METAL_FUNC void copies_wait() {}
+
 //: load_words
 // COUNT words from `from`, an address of elements of two or four bytes. VECTORS says that the address is a multiple of
 // COUNT words, or of 16 bytes; then CUDA loads up to 16 bytes at once.
@@ -125,6 +178,13 @@ METAL_FUNC void load_words(thread uint* to, P from) {
       to[i] = bits_of(from[i]);
     }
   }
+}
+
+//: load_words_first
+// load_words of a multiple of four words, that starts before what comes after it.
+template <int COUNT, bool VECTORS, typename P>
+METAL_FUNC void load_words_first(thread uint* to, P from) {
+  load_words<COUNT, VECTORS>(to, from);
 }
 
 //: stream_words

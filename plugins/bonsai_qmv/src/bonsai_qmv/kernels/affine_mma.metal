@@ -153,24 +153,37 @@ METAL_FUNC void fetch_scales(thread Stage<L, S>& to, thread const Place& at, SP 
   }
 }
 
+// What a lane makes vectors of x of, in turn `i`: its share of a group of one row. Zeros beyond the end of K.
+template <typename L, int GS, int ROWS, bool VECTORS, typename XP>
+METAL_FUNC void load_x(thread uint* raw, XP x, int i, int m_begin, int m_end, int groups, ushort lane) {
+  constexpr int BLOCKS = ROWS > 2 ? ROWS / 2 : 1, COUNT = L::WORDS / L::AT_ONCE * L::HALF;
+  const int r = lane / 4, q = lane % 4, m = i % BLOCKS * 2 + r / 4, group = i / BLOCKS * 4 + r % 4;
+#pragma unroll
+  for (int j = 0; j < COUNT; j++) {
+    raw[j] = 0;
+  }
+  if (group < groups && m < ROWS && q < L::AT_ONCE) {
+    load_words_first<COUNT, VECTORS>(
+        raw, x + (long(min(m_begin + m, m_end - 1)) * groups + group) * GS + q * (COUNT * 2));
+  }
+}
+
 // x as lanes take it: the values that meet code c of units u and u + 1 are words 2 s and 2 s + 1, s = u / 2 * STEP + c,
-// of a group, in vectors [quad][i][row][group]; and the sums of each group over Pairs<T>::UNIT, [quad][row][group].
+// of a group, in vectors [quad][i][row][group]; and the sums of each group over Pairs<T>::UNIT, [quad][row][group]. `raw`
+// is load_x of the first turn.
 template <typename T, typename L, int GS, int ROWS, int SIMD_GROUPS, bool VECTORS, typename XP>
-METAL_FUNC void stage_x(threadgroup uint4* values, threadgroup float* totals, XP x, int m_begin, int m_end, int groups,
+METAL_FUNC void stage_x(threadgroup uint4* values, threadgroup float* totals, thread uint* raw, XP x, int m_begin, int m_end, int groups,
                         ushort simd_group, ushort lane) {
   constexpr int BLOCKS = ROWS > 2 ? ROWS / 2 : 1;
+  constexpr bool AHEAD = ROWS <= 2;
   // Lanes that share a group, and words of its values for each.
   constexpr int LANES = L::AT_ONCE, WORDS = L::WORDS / LANES, COUNT = WORDS * L::HALF;
   const int r = lane / 4, q = lane % 4, quads = (groups + 3) / 4;
   for (int i = simd_group; i < quads * BLOCKS; i += SIMD_GROUPS) {
     const int quad = i / BLOCKS, m = i % BLOCKS * 2 + r / 4, group = quad * 4 + r % 4;
-    uint raw[COUNT], b[COUNT];
-#pragma unroll
-    for (int j = 0; j < COUNT; j++) {
-      raw[j] = 0;
-    }
-    if (group < groups && m < ROWS && q < LANES) {
-      load_words<COUNT, VECTORS>(raw, x + (long(min(m_begin + m, m_end - 1)) * groups + group) * GS + q * (COUNT * 2));
+    uint b[COUNT];
+    if (!AHEAD && i >= SIMD_GROUPS) {
+      load_x<L, GS, ROWS, VECTORS>(raw, x, i, m_begin, m_end, groups, lane);
     }
 #pragma unroll
     for (int v = 0; v < WORDS; v++) {
@@ -180,6 +193,10 @@ METAL_FUNC void stage_x(threadgroup uint4* values, threadgroup float* totals, XP
         const int u = v * L::PARTS + j / L::STEP, place = (u / 2 * L::STEP + j % L::STEP) * 2 + u % 2;
         b[place] = j % 2 == 0 ? join_low(low, high) : join_high(low, high);
       }
+    }
+    // The next turn's arrive meanwhile, where registers hold them.
+    if (AHEAD && i + SIMD_GROUPS < quads * BLOCKS) {
+      load_x<L, GS, ROWS, VECTORS>(raw, x, i + SIMD_GROUPS, m_begin, m_end, groups, lane);
     }
     if (m < ROWS && q < LANES) {
 #pragma unroll
@@ -234,6 +251,10 @@ METAL_FUNC void affine_mma(XP x, WP w, SP scales, SP biases, BP bias, device O* 
       taken[v][j].x = taken[v][j].y = taken[v][j].z = taken[v][j].w = 0;
     }
   }
+  // x first: weights that all threadgroups fetch together keep memory busy for some time.
+  uint raw[L::WORDS / L::AT_ONCE * L::HALF];
+  load_x<L, GS, ROWS, VECTORS>(raw, x, simd_group, m_begin, m_end, groups, lane);
+  simdgroup_barrier(mem_flags::mem_device);
   Stage<L, S> stage;
   if (tile < tiles && mine > 0) {
     const Place at = find<WHOLE>(tile, begin, groups, n_end, r, q);
@@ -243,7 +264,8 @@ METAL_FUNC void affine_mma(XP x, WP w, SP scales, SP biases, BP bias, device O* 
     }
     fetch_scales<SYMMETRIC, WHOLE, VECTORS>(stage, at, scales, biases);
   }
-  stage_x<T, L, GS, ROWS, SIMD_GROUPS, VECTORS>(values, totals, x, m_begin, m_end, groups, simd_group, lane);
+  stage_x<T, L, GS, ROWS, SIMD_GROUPS, VECTORS>(values, totals, raw, x, m_begin, m_end, groups, simd_group,
+                                                lane);
   threadgroup_barrier(mem_flags::mem_threadgroup);
   for (int turn = 0; tile < tiles; tile += tile_step, turn++) {
     float sums[BLOCKS][2];

@@ -1,0 +1,97 @@
+"""The binary matrix kernel for 1-bit weights: what it can do and how it is started.
+
+Facts are those of ``gpu_kernels``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from backend_core.simt import Launch, SimtKernel
+from backend_core.sites import itemsize
+
+from .gpu_kernels import FLOATS, MULTIPROCESSORS, _ceil, _file
+
+#: SIMD groups of a threadgroup, at most.
+MOST_SIMD_GROUPS = 17
+#: Shared memory that a threadgroup of it may have, by device.
+BITS_BYTES = {"metal": 32768, "cuda": 163 << 10}
+
+
+def _bits_eligible(*, bits: int, group_size: int, x_dtype: str, scales_dtype: str, k: int, n: int = 1,
+                   device: str = "metal", **_: Any) -> str:  # fmt: skip
+    if bits != 1 or group_size != 128:
+        return f"{bits} bits in groups of {group_size}"
+    if x_dtype not in ("float16", "bfloat16") or scales_dtype not in FLOATS:
+        return f"dtypes {x_dtype} and {scales_dtype}"
+    if n * k // group_size >= 1 << 31:
+        return f"{n} x {k} weights have too many groups"
+    if k % group_size:
+        return f"k = {k} is not a multiple of {group_size}"
+    return "" if _bits_shape(1, k, scales_dtype, 0, device)[0] else f"a row of {k} has no room in threadgroup memory"
+
+
+def _bits_bytes(rows: int, room: int, items: int, simd_groups: int, depth: int, scales: int, symmetric: bool) -> int:
+    piece = 2304 + 128 * scales * (1 if symmetric else 2)
+    return rows * (16 * room * 204 + 64 * items) + _ceil(4 * simd_groups * rows, 16) * 16 + piece * simd_groups * depth
+
+
+def _bits_shapes(octets: int) -> list[tuple[int, int]]:
+    """(SIMD groups, pieces that each has memory for), the fastest on an H200 first.
+
+    A threadgroup's pieces come in multiples of `octets`: so should the SIMD groups that take them in turns.
+    """
+    even = MOST_SIMD_GROUPS // octets * octets or 16
+    less = 8 // octets * octets or 8
+    return [(even, 2 if even > 12 else 3), (even, 2), (less, 2), (4, 2), (1, 2)]
+
+
+def _bits_shape(rows: int, k: int, scales_dtype: str, symmetric: int, device: str, simd_groups: int = 0,
+                depth: int = 0) -> tuple[int, int, int, int]:  # fmt: skip
+    """(Rows of x in one pass over the weights, SIMD groups, pieces that each has memory for, pieces at a time): 0 rows
+    if not even one has room."""
+    octets, size = _ceil(k, 1024), itemsize(scales_dtype)
+    best = (0, 0, 0, 0)
+    for groups, pieces in [(simd_groups, depth)] if simd_groups else _bits_shapes(octets):
+        def used(r: int, items: int, groups: int = groups, pieces: int = pieces) -> int:
+            return _bits_bytes(r, octets, items, groups, pieces, size, symmetric > 0)
+
+        at_once = max((r for r in (1, 2, 4, 8) if r < 2 * rows and used(r, octets) <= BITS_BYTES[device]), default=0)
+        # Fewer passes over the weights are worth fewer SIMD groups if there are many, down to eight.
+        if at_once > best[0] and (not best[0] or (rows > 2 and groups >= 8)):
+            # Many tiles at once, as far as there is room for their sums; not as N asks, to compile less.
+            tiles = min((BITS_BYTES[device] - used(at_once, 0)) // (64 * at_once), 64) // octets
+            best = at_once, groups, pieces, max(1, tiles) * octets
+    return best
+
+
+def _bits_geometry(*, rows: int, n: int, k: int, x_dtype: str, scales_dtype: str, out_dtype: str, symmetric: int = 0,
+                   has_bias: bool = False, device: str = "metal", simd_groups: int = 0, depth: int = 0,
+                   **_: Any) -> Launch:  # fmt: skip
+    at_once, simd_groups, depth, items = _bits_shape(rows, k, scales_dtype, symmetric, device, simd_groups, depth)
+    passes = _ceil(rows, at_once)
+    blocks = min(_ceil(n, 16), max(MULTIPROCESSORS // passes, 1))
+    template = (
+        ("T", x_dtype), ("S", scales_dtype), ("O", out_dtype), ("ROWS", at_once), ("SIMD_GROUPS", simd_groups),
+        ("ROOM", _ceil(k, 1024)), ("ITEMS", items), ("DEPTH", depth), ("WHOLE", k % 1024 == 0),
+        ("SYMMETRIC", symmetric), ("HAS_BIAS", has_bias),
+    )  # fmt: skip
+    lanes = 32 * simd_groups
+    return Launch(template, (lanes * blocks, passes, 1), (lanes, 1, 1))
+
+
+def _bits_threadgroup_bytes(launch: Launch) -> int:
+    numbers = (int(launch.value(name)) for name in ("ROWS", "ROOM", "ITEMS", "SIMD_GROUPS", "DEPTH"))
+    return _bits_bytes(*numbers, itemsize(str(launch.value("S"))), int(launch.value("SYMMETRIC")) > 0)
+
+
+AFFINE_BITS = SimtKernel(
+    name="affine_bits",
+    source=_file("affine_bits.metal"),
+    inputs=("x", "w", "scales", "biases", "bias"),
+    outputs=("y",),
+    template=("T", "S", "O", "ROWS", "SIMD_GROUPS", "ROOM", "ITEMS", "DEPTH", "WHOLE", "SYMMETRIC", "HAS_BIAS"),
+    geometry=_bits_geometry,
+    threadgroup_bytes=_bits_threadgroup_bytes,
+    eligible=_bits_eligible,
+)

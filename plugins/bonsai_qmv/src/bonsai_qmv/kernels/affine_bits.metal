@@ -1,0 +1,421 @@
+// Products of 1 to 16 rows with affine weights of 1 bit by binary matrix instructions: weights are taken as they lie in
+// memory, a bit each, and x as 24 planes of bits.
+//
+//   y[m, n] = sum_k x[m, k] * (scales[n, k / 128] * code[n, k] + biases[n, k / 128])  (+ bias[n])
+//
+// Inputs     x (..., K) of T: half or bfloat; w (N, K / 32) uint; scales, biases (N, K / 128) of S; bias (N) of B: as in
+//            affine_qmv.metal, biases unread if SYMMETRIC, bias unread unless HAS_BIAS
+// Output     y (..., N) of O
+//
+// Template   ROWS 1, 2, 4 or 8, rows of x at a time; ROOM octets of groups have room in threadgroup memory, at least
+//            K / 1024 rounded up; ITEMS pieces of work at a time, at least ROOM; RESIDENT threadgroups shall fit a
+//            multiprocessor, which the text does not use
+// Edges      any N; any M; K is a multiple of 128; N * K / 128 is less than 2^31
+// Bytes      as in affine_qmv.metal, read once for each ROWS rows of x
+// Numbers    x in group g becomes integers v of 23 bits, x ~ v * unit with unit = 2^-21 of the highest power of two in
+//            the largest number of the group: half and bfloat keep all their bits down to 2^-11 and 2^-14 of it. Sums
+//            of v over a group's codes are exact; they meet scales as float32, in four parts of six bits. `rounding`
+//            holds where no weight of a group is more than sqrt(K) / 33 times as large as another: a rounding error
+//            of v has standard deviation 0.29 unit, five of them for a group, 5 * 0.29 * unit * sqrt(128) * max|w|,
+//            stay below 4 * sqrt(K) * 2^-24 * max|x| * min|w|. Rows of x with infinities or NaN are summed up one by
+//            one in float32. Row-invariant: the order of sums does not depend on M, ROWS, ROOM, ITEMS or SIMD_GROUPS
+// Geometry   threadgroups of 32 * SIMD_GROUPS lanes, as many as the device holds at once. Threadgroup (i, j) of (I, J)
+//            makes columns [t, t + 1) * 16 of rows [j, j + 1) * ROWS for t = i, i + I, i + 2 I ... An octet of groups
+//            of 16 columns is a piece of work; SIMD groups take them in turns
+// Threadgroup memory   SIMD_GROUPS * 2304 bytes; ITEMS * 64 * ROWS; and for each octet with room ROWS * (3072 + 160)
+//
+// Plane p of a group is bit p of all its v + 2^22, and plane 23, which counts for -2^22, has all bits; what it adds up to over the codes that are 1 is the number of bits that both
+// have. A matrix instruction takes 16 columns and 8 planes of one group. Lane (r, q) of 8 x 4 is given its sums of
+// columns r and r + 8 for planes 6 q ... 6 q + 5 by three of them, which it puts together with shifts.
+
+// 16 words as two matrices of 16 x 16 bits, their lower and their higher halves, each transposed: bit k of half h of word
+// i becomes bit i of half h of word k.
+METAL_FUNC void transpose_bits(thread uint* a) {
+#pragma unroll
+  for (int k = 0; k < 8; k++) {
+    const uint low = join_even_bytes(a[k], a[k + 8]);
+    a[k + 8] = join_odd_bytes(a[k], a[k + 8]);
+    a[k] = low;
+  }
+  uint mask = 0x0f0f0f0fu;
+#pragma unroll
+  for (int j = 4; j > 0; j /= 2) {
+#pragma unroll
+    for (int k = 0; k < 16; k++) {
+      if ((k & j) == 0) {
+        const uint up = a[k + j] << j, down = a[k] >> j;
+        a[k] = (a[k] & mask) | (up & ~mask);
+        a[k + j] = (down & mask) | (a[k + j] & ~mask);
+      }
+    }
+    mask ^= mask << (j / 2);
+  }
+}
+
+METAL_FUNC uint part_of(uint4 v, int i) {
+  return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
+
+// Sixteen values of x, an eighth of a group: those of lane `lane` in turn `i`. Zeros beyond the end of K.
+template <int ROWS, bool VECTORS, typename XP>
+METAL_FUNC void load_x(thread uint* raw, XP x, int i, int m_begin, int m_end, int groups, ushort lane) {
+  const int group = (i + lane / 8) / ROWS, m = (i + lane / 8) % ROWS;
+#pragma unroll
+  for (int j = 0; j < 8; j++) {
+    raw[j] = 0;
+  }
+  if (group < groups) {
+    load_words_first<8, VECTORS>(raw, x + (long(min(m_begin + m, m_end - 1)) * groups + group) * 128 + lane % 8 * 16);
+  }
+}
+
+// x as planes: word q of plane 6 t + 2 j + c of group g at vector [g / 4][row][j][(2 t + c) * 4 + q], element g % 4.
+// Units, halved, and sums of x over groups as [g / 4][row]; and what sums of v over the codes of a group have too much,
+// for each t, as [g / 4][row][t]: the sum of all v, its lower 18 bits with t = 0 and the others with t = 3.
+// Sets `odd`[simd group][row] where numbers are not finite; these count as zero. `raw` is load_x of the first turn.
+template <typename T, int ROWS, int SIMD_GROUPS, bool VECTORS, typename XP>
+METAL_FUNC void stage_bits(threadgroup ushort* planes, threadgroup float* units, threadgroup float* totals,
+                           threadgroup float* sums, threadgroup uint* odd, thread uint* raw, XP x, int m_begin,
+                           int m_end, int groups, ushort simd_group, ushort lane) {
+  const int e = lane % 8, padded = (groups + 7) / 8 * 8;
+  uint seen = 0;
+#pragma unroll 1
+  for (int i = simd_group * 4; i < padded * ROWS; i += SIMD_GROUPS * 4) {
+    const int group = (i + lane / 8) / ROWS, m = (i + lane / 8) % ROWS;
+    uint most = 0, v[16];
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+      most = max_halves(most, raw[j] & 0x7fff7fffu);
+    }
+    most = max(most & 0xffffu, most >> 16);
+    most = max(most, simd_shuffle_xor(most, 1));
+    most = max(most, simd_shuffle_xor(most, 2));
+    most = max(most, simd_shuffle_xor(most, 4));
+    const float largest = low_value<T>(most);
+    const bool finite = largest < INFINITY;
+    // The exponent of float32, not below that of the smallest unit.
+    const uint exponent = finite ? max(as_type<uint>(largest) >> 23, 24u) : 127u;
+    const float unit = as_type<float>((exponent - 21u) << 23), inverse = as_type<float>((275u - exponent) << 23);
+    uint added = 0;
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+      // 1.5 * 2^23 + v: the lower 23 bits are v + 2^22.
+      v[2 * j] = as_type<uint>(fma(low_value<T>(raw[j]), inverse, 12582912.0f));
+      v[2 * j + 1] = as_type<uint>(fma(high_value<T>(raw[j]), inverse, 12582912.0f));
+      added += v[2 * j] + v[2 * j + 1];
+    }
+    int sum = int(added - 16u * 0x4b400000u);
+    // The next turn's values arrive meanwhile.
+    if (i + SIMD_GROUPS * 4 < padded * ROWS) {
+      load_x<ROWS, VECTORS>(raw, x, i + SIMD_GROUPS * 4, m_begin, m_end, groups, lane);
+    }
+    transpose_bits(v);
+    const int at = group / 4 * ROWS + m;
+    threadgroup ushort* to = planes + ((at * 96 + e / 2) * 4 + group % 4) * 2 + e % 2;
+#pragma unroll
+    for (int p = 0; p < 24; p++) {
+      const int t = p / 6, column = 2 * t + p % 2;
+      to[(p % 6 / 2 * 32 + column * 4) * 8] = p == 23 ? ushort(0xffff) : ushort(p < 16 ? v[p] : v[p - 16] >> 16);
+    }
+    sum += simd_shuffle_xor(sum, 1);
+    sum += simd_shuffle_xor(sum, 2);
+    sum += simd_shuffle_xor(sum, 4);
+    if (e < 4) {
+      totals[(at * 4 + e) * 4 + group % 4] = e == 0 ? float(sum & 0x3ffff) : e == 3 ? float(sum >> 18) : 0.0f;
+    }
+    if (e == 0) {
+      units[at * 4 + group % 4] = 0.5f * unit;
+      sums[at * 4 + group % 4] = float(sum) * unit;
+    }
+    seen |= finite ? 0u : 1u << m;
+  }
+#pragma unroll
+  for (int m = 0; m < ROWS; m++) {
+    const float any = simd_max((seen >> m & 1u) != 0u ? 1.0f : 0.0f);
+    if (lane == 0) {
+      odd[simd_group * ROWS + m] = any > 0.0f ? 1u : 0u;
+    }
+  }
+}
+
+// A piece of work in threadgroup memory: codes as 16 columns of 9 vectors, of which the last is not used, so that 8
+// columns lie in different banks; then eight scales of each column, and biases if they are read.
+template <typename S, int SYMMETRIC>
+struct Piece {
+  static constant constexpr int VECTORS = int(sizeof(S)) / 2;
+  static constant constexpr int SCALES = 144, OFFSETS = SCALES + 16 * VECTORS;
+  static constant constexpr int SIZE = OFFSETS + (SYMMETRIC == 0 ? 16 * VECTORS : 0);
+};
+
+// Eight neighbours of S for each of 16 columns; those from `left` on are zero.
+template <typename S, bool VECTORS, typename SP>
+METAL_FUNC void fetch_scales(threadgroup uint4* to, SP from, int tile, int octet, int n_end, int groups, ushort lane) {
+  constexpr int PER = int(sizeof(S)) / 2;
+  const int left = groups - octet * 8;
+  if (VECTORS) {
+#pragma unroll
+    for (int i = 0; i < PER; i++) {
+      const int at = lane + 32 * i, column = at / PER;
+      if (column < 16) {
+        const long row = min(tile * 16 + column, n_end - 1);
+        copy_vector(to + at, from + (row * groups + octet * 8 + at % PER * (8 / PER)));
+      }
+    }
+  } else {
+    threadgroup S* values = (threadgroup S*)to;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const long row = min(tile * 16 + int(lane) / 2, n_end - 1);
+      const int g = lane % 2 * 4 + i;
+      values[lane / 2 * 8 + g] = g < left ? from[row * groups + octet * 8 + g] : S(0.0f);
+    }
+  }
+}
+
+// Columns beyond the end are the last one again; groups beyond the end are the last one, and meet zeros.
+template <typename S, int SYMMETRIC, bool VECTORS, bool WHOLE, typename WP, typename SP>
+METAL_FUNC void fetch_piece(threadgroup uint4* to, WP w, SP scales, SP biases, int tile, int octet, int n_end,
+                            int groups, ushort lane) {
+  typedef Piece<S, SYMMETRIC> P;
+  const int group = min(octet * 8 + lane % 8, groups - 1);
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const int column = i * 4 + lane / 8;
+    const long n = min(tile * 16 + column, n_end - 1);
+    threadgroup uint4* place = to + (column * 9 + lane % 8);
+    if (VECTORS) {
+      copy_vector(place, w + (n * groups + group) * 4);
+    } else {
+      uint words[4];
+      stream_words<4, false>(words, w + (n * groups + group) * 4);
+      place->x = words[0];
+      place->y = words[1];
+      place->z = words[2];
+      place->w = words[3];
+    }
+  }
+  fetch_scales<S, VECTORS && WHOLE>(to + P::SCALES, scales, tile, octet, n_end, groups, lane);
+  if (SYMMETRIC == 0) {
+    fetch_scales<S, VECTORS && WHOLE>(to + P::OFFSETS, biases, tile, octet, n_end, groups, lane);
+  }
+}
+
+template <typename S>
+METAL_FUNC void take_eight(thread float* to, threadgroup const uint4* from) {
+#pragma unroll
+  for (int v = 0; v < int(sizeof(S)) / 2; v++) {
+    const uint4 words = from[v];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const uint word = part_of(words, i);
+      if (sizeof(S) == 4) {
+        to[(v * 4 + i) % 8] = as_type<float>(word);
+      } else {
+        to[2 * i] = low_value<S>(word);
+        to[2 * i + 1] = high_value<S>(word);
+      }
+    }
+  }
+}
+
+// Where a SIMD group is: tiles first, first + step ... of a turn, and which octet of which of them.
+struct Cursor {
+  int first, item;
+};
+
+template <typename T, typename S, typename O, int ROWS, int SIMD_GROUPS, int ITEMS, int DEPTH, int SYMMETRIC,
+          bool HAS_BIAS, bool VECTORS, bool WHOLE, typename XP, typename WP, typename SP, typename BP>
+METAL_FUNC void affine_bits(XP x, WP w, SP scales, SP biases, BP bias, device O* y, threadgroup uint4* planes,
+                            threadgroup float4* units, threadgroup float4* totals, threadgroup float4* sums,
+                            threadgroup uint4* stage, threadgroup float* part, threadgroup uint* odd, int m_end,
+                            int n_end, int k_end, int m_begin, int first, int step, ushort simd_group, ushort lane) {
+  typedef Piece<S, SYMMETRIC> P;
+  const int r = lane / 4, q = lane % 4, groups = k_end / 128, octets = (groups + 7) / 8, tiles = (n_end + 15) / 16;
+  const int at_once = ITEMS / octets, most = at_once * octets;
+  // item / octets == item * reciprocal >> 16 for the numbers there can be.
+  const uint reciprocal = 65536u / uint(octets) + 1u;
+  threadgroup uint4* own = stage + simd_group * (DEPTH * P::SIZE);
+  // x first: the pieces of all threadgroups together keep memory busy for some time.
+  uint raw[8];
+  load_x<ROWS, VECTORS>(raw, x, simd_group * 4, m_begin, m_end, groups, lane);
+  simdgroup_barrier(mem_flags::mem_device);
+  Cursor ahead;
+  ahead.first = first;
+  ahead.item = simd_group;
+  int slot = 0;
+#pragma unroll
+  for (int d = 0; d < DEPTH; d++) {
+    const int in_turn = int(uint(ahead.item) * reciprocal >> 16), tile = ahead.first + in_turn * step;
+    if (d < DEPTH - 1) {
+      if (ahead.item < most && tile < tiles) {
+        fetch_piece<S, SYMMETRIC, VECTORS, WHOLE>(own + d * P::SIZE, w, scales, biases, tile,
+                                                  ahead.item - in_turn * octets, n_end, groups, lane);
+        ahead.item += SIMD_GROUPS;
+        const int next = int(uint(ahead.item) * reciprocal >> 16);
+        if (ahead.item >= most || ahead.first + next * step >= tiles) {
+          ahead.first += at_once * step;
+          ahead.item = simd_group;
+        }
+      }
+      copies_end();
+    }
+  }
+  stage_bits<T, ROWS, SIMD_GROUPS, VECTORS>((threadgroup ushort*)planes, (threadgroup float*)units,
+                                            (threadgroup float*)totals, (threadgroup float*)sums, odd, raw, x, m_begin,
+                                            m_end, groups, simd_group, lane);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  const float weight = as_type<float>((127u + 6u * uint(q)) << 23);
+  const int top = q == 3 ? -16 : 32;
+  for (; first < tiles; first += at_once * step) {
+    const int here = min(at_once, (tiles - first + step - 1) / step), items = here * octets;
+#pragma unroll 1
+    for (int item = simd_group; item < items; item += SIMD_GROUPS) {
+      copies_wait<DEPTH - 2>();
+      simdgroup_barrier(mem_flags::mem_threadgroup);
+      // Into the place of the piece before, which all lanes are done with.
+      {
+        const int in_turn = int(uint(ahead.item) * reciprocal >> 16), tile = ahead.first + in_turn * step;
+        if (ahead.item < most && tile < tiles) {
+          fetch_piece<S, SYMMETRIC, VECTORS, WHOLE>(own + (slot == 0 ? DEPTH - 1 : slot - 1) * P::SIZE, w, scales,
+                                                    biases, tile, ahead.item - in_turn * octets, n_end, groups, lane);
+          ahead.item += SIMD_GROUPS;
+          const int next = int(uint(ahead.item) * reciprocal >> 16);
+          if (ahead.item >= most || ahead.first + next * step >= tiles) {
+            ahead.first += at_once * step;
+            ahead.item = simd_group;
+          }
+        }
+        copies_end();
+      }
+      threadgroup const uint4* piece = own + slot * P::SIZE;
+      threadgroup const uint* words = (threadgroup const uint*)piece;
+      slot = slot == DEPTH - 1 ? 0 : slot + 1;
+      float scale[2][8], offset[2][8];
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        take_eight<S>(scale[h], piece + P::SCALES + (h * 8 + r) * P::VECTORS);
+        if (SYMMETRIC == 0) {
+          take_eight<S>(offset[h], piece + P::OFFSETS + (h * 8 + r) * P::VECTORS);
+        }
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+          offset[h][i] = SYMMETRIC == 1  ? 0.0f
+                         : SYMMETRIC > 0 ? scale[h][i] * (0.5f - 0.5f * float(SYMMETRIC))
+                                         : fma(0.5f, scale[h][i], offset[h][i]);
+        }
+      }
+      const int octet = item - int(uint(item) * reciprocal >> 16) * octets;
+      float parts[ROWS][2], offsets[ROWS][2];
+#pragma unroll
+      for (int m = 0; m < ROWS; m++) {
+        parts[m][0] = parts[m][1] = offsets[m][0] = offsets[m][1] = 0.0f;
+      }
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        uint a[4][2];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          a[i][0] = words[r * 36 + (e * 4 + i) * 4 + q];
+          a[i][1] = words[(r + 8) * 36 + (e * 4 + i) * 4 + q];
+        }
+#pragma unroll
+        for (int m = 0; m < ROWS; m++) {
+          const int at = (octet * 2 + e) * ROWS + m;
+          const uint4 b0 = planes[at * 96 + lane], b1 = planes[at * 96 + 32 + lane], b2 = planes[at * 96 + 64 + lane];
+          const float4 unit = units[at], total = totals[at * 4 + q];
+#pragma unroll
+          for (int i = 0; i < 4; i++) {
+            int d0[4], d1[4], d2[4];
+            mma_bits_first(d0, a[i][0], a[i][1], part_of(b0, i), lane);
+            mma_bits_first(d1, a[i][0], a[i][1], part_of(b1, i), lane);
+            mma_bits_first(d2, a[i][0], a[i][1], part_of(b2, i), lane);
+            const float u = i == 0 ? unit.x : i == 1 ? unit.y : i == 2 ? unit.z : unit.w;
+            const float all = i == 0 ? total.x : i == 1 ? total.y : i == 2 ? total.z : total.w;
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+              const int sum = ((d0[2 * h] + 2 * d0[2 * h + 1]) + 4 * (d1[2 * h] + 2 * d1[2 * h + 1])) +
+                              (16 * d2[2 * h] + top * d2[2 * h + 1]);
+              parts[m][h] = fma(scale[h][e * 4 + i] * u, fma(2.0f, float(sum), -all), parts[m][h]);
+            }
+          }
+          if (SYMMETRIC != 1) {
+            const float4 xs = sums[at];
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+              offsets[m][h] = fma(offset[h][e * 4], xs.x, offsets[m][h]);
+              offsets[m][h] = fma(offset[h][e * 4 + 1], xs.y, offsets[m][h]);
+              offsets[m][h] = fma(offset[h][e * 4 + 2], xs.z, offsets[m][h]);
+              offsets[m][h] = fma(offset[h][e * 4 + 3], xs.w, offsets[m][h]);
+            }
+          }
+        }
+      }
+#pragma unroll
+      for (int m = 0; m < ROWS; m++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+          float sum = parts[m][h] * weight;
+          sum += simd_shuffle_xor(sum, 1);
+          sum += simd_shuffle_xor(sum, 2);
+          if (q == 0) {
+            part[(item * ROWS + m) * 16 + h * 8 + r] = SYMMETRIC == 1 ? sum : sum + offsets[m][h];
+          }
+        }
+      }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (int i = simd_group * 32 + lane; i < here * 16 * ROWS; i += SIMD_GROUPS * 32) {
+      const int column = i % 16, m = i / 16 % ROWS, tile = i / 16 / ROWS;
+      const int n = (first + tile * step) * 16 + column;
+      float sum = 0.0f;
+      for (int octet = 0; octet < octets; octet++) {
+        sum += part[((tile * octets + octet) * ROWS + m) * 16 + column];
+      }
+      uint unusual = 0;
+#pragma unroll
+      for (int s = 0; s < SIMD_GROUPS; s++) {
+        unusual |= odd[s * ROWS + m];
+      }
+      if (n < n_end && m_begin + m < m_end) {
+        if (unusual != 0) {
+          sum = 0.0f;
+          for (int k = 0; k < k_end; k++) {
+            const long g = long(n) * groups + k / 128;
+            const float s = float(scales[g]), code = float(w[long(n) * groups * 4 + k / 32] >> (k % 32) & 1u);
+            const float b = SYMMETRIC > 0 ? s * (-0.5f * float(SYMMETRIC)) : float(biases[g]);
+            sum = fma(float(x[long(m_begin + m) * k_end + k]), fma(s, code, b), sum);
+          }
+        }
+        y[long(m_begin + m) * n_end + n] = O(HAS_BIAS ? sum + float(bias[n]) : sum);
+      }
+    }
+    if (first + at_once * step < tiles) {
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
+  }
+}
+
+// --- kernel affine_bits ---
+threadgroup uint4 planes[ROOM * ROWS * 192];
+threadgroup float4 units[ROOM * ROWS * 2];
+threadgroup float4 totals[ROOM * ROWS * 8];
+threadgroup float4 sums[ROOM * ROWS * 2];
+threadgroup uint4 stage[SIMD_GROUPS * DEPTH * (144 + 8 * int(sizeof(S)) * (SYMMETRIC == 0 ? 2 : 1))];
+threadgroup float part[ITEMS * ROWS * 16];
+threadgroup uint odd[SIMD_GROUPS * ROWS];
+int m_end = 1;
+for (int i = 0; i + 1 < x_ndim; i++) {
+  m_end *= x_shape[i];
+}
+// Arrays that begin between multiples of 16 bytes are views, and rare.
+if (aligned(x) && aligned(w) && aligned(scales) && aligned(biases)) {
+  affine_bits<T, S, O, ROWS, SIMD_GROUPS, ITEMS, DEPTH, SYMMETRIC, HAS_BIAS, true, WHOLE>(
+      x, w, scales, biases, bias, y, planes, units, totals, sums, stage, part, odd, m_end, w_shape[0],
+      x_shape[x_ndim - 1], threadgroup_position_in_grid.y * ROWS, threadgroup_position_in_grid.x,
+      threadgroups_per_grid.x, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
+} else {
+  affine_bits<T, S, O, ROWS, SIMD_GROUPS, ITEMS, DEPTH, SYMMETRIC, HAS_BIAS, false, WHOLE>(
+      x, w, scales, biases, bias, y, planes, units, totals, sums, stage, part, odd, m_end, w_shape[0],
+      x_shape[x_ndim - 1], threadgroup_position_in_grid.y * ROWS, threadgroup_position_in_grid.x,
+      threadgroups_per_grid.x, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
+}
