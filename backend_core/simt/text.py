@@ -1,9 +1,10 @@
 """Kernel files as text for Metal, CUDA and the lab.
 
 A kernel file is plain Metal. Functions come first; a line ``// --- kernel NAME ---`` begins the body of kernel NAME,
-which goes to the next such line or to the end. The text that is handed over has no comments and no indentation,
-because mlx copies and hashes it at every call, and of the prelude only the sections that it uses. ``#line`` keeps
-the compiler's messages at the lines of the file.
+which goes to the next such line or to the end. A line ``#include "NAME"`` among the functions stands for those of
+another file, beside this one or beside the preludes, once. The text that is handed over has no comments and no
+indentation, because mlx copies and hashes it at every call, and of the prelude only the sections that it uses.
+``#line`` keeps the compiler's messages at the lines of the file.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 _KERNEL = re.compile(r"^// --- kernel (\w+) ---$", re.MULTILINE)
+_INCLUDE = re.compile(r'^#include "([\w.]+)"\n', re.MULTILINE)
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _SECTION = re.compile(r"^//:(.*)$", re.MULTILINE)
 #: An array in threadgroup memory, as opposed to a pointer to it.
@@ -51,7 +53,7 @@ class KernelText:
 def text_of(path: Any, kernel: str, target: str) -> KernelText:
     """Kernel `kernel` of the file at `path` for ``"metal"`` (also the lab) or ``"cuda"``.
 
-    Raises FileNotFoundError, and ValueError naming the file if it has no such kernel.
+    Raises FileNotFoundError, and ValueError naming the file if it has no such kernel or includes one that is not there.
     """
     whole = path.read_text(encoding="utf-8")
     marks = list(_KERNEL.finditer(whole))
@@ -60,7 +62,7 @@ def text_of(path: Any, kernel: str, target: str) -> KernelText:
         raise ValueError(f"{path.name} has no kernel {kernel!r}; it has {', '.join(names) or 'none'}")
     i = names.index(kernel)
     end = marks[i + 1].start() if i + 1 < len(marks) else len(whole)
-    functions = _with_lines(whole[: marks[0].start()], 1, path.name)
+    functions = _functions(path, whole[: marks[0].start()], {path.name})
     first_line = whole.count("\n", 0, marks[i].end()) + 2
     body = _with_lines(whole[marks[i].end() + 1 : end], first_line, path.name)
     prelude = _prelude(target, functions + body)
@@ -68,6 +70,23 @@ def text_of(path: Any, kernel: str, target: str) -> KernelText:
         functions, body = _for_cuda(functions), _for_cuda(body)
         body = "".join(f"{text.format(name)}\n" for name, text in _POSITIONS.items() if name in body) + body
     return KernelText(prelude + functions, body)
+
+
+def _functions(path: Any, text: str, taken: set[str]) -> str:
+    """The plain text of a file's functions, with those of the files that it includes before them."""
+    included = ""
+    for match in _INCLUDE.finditer(text):
+        name = match.group(1)
+        if name in taken:
+            continue
+        taken.add(name)
+        other = next((p for p in (path.parent / name, preludes() / name) if p.is_file()), None)
+        if other is None:
+            raise ValueError(f"{path.name} includes {name!r}, which is neither beside it nor beside the preludes")
+        whole = other.read_text(encoding="utf-8")
+        first = _KERNEL.search(whole)
+        included += _functions(other, whole if first is None else whole[: first.start()], taken)
+    return included + _with_lines(_INCLUDE.sub("\n", text), 1, path.name)
 
 
 def plain(text: str) -> str:

@@ -134,6 +134,8 @@ def rows_of(launch: Launch) -> int:
     template = dict(launch.template)
     if "ROWS" in template:
         return int(template["ROWS"]) * launch.grid[1]
+    if "TILE_ROWS" in template:
+        return int(template["TILE_ROWS"]) * launch.grid[0] // launch.threadgroup[0]
     return 64 * int(template["WARPS_M"]) * launch.grid[0] // launch.threadgroup[0]
 
 

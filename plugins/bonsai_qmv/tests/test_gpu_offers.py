@@ -37,7 +37,9 @@ def generations(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, ...]]:
         (dict.fromkeys(("x_dtype", "scales_dtype", "out_dtype"), "bfloat16"), ["affine_mma_cuda", "affine_qmm_cuda"]),
         ({"x_dtype": "float32", "out_dtype": "float32"}, ["affine_cuda"]),
         ({"bits": 3}, ["affine_cuda"]),
-        ({"device": "metal"}, ["affine_metal"]),
+        ({"device": "metal"}, ["affine_metal", "affine_qmm_metal"]),
+        ({"device": "metal", "x_dtype": "float32", "out_dtype": "float32"}, ["affine_metal", "affine_qmm_metal"]),
+        ({"device": "metal", "bits": 3}, ["affine_metal"]),
         ({"kind": "embedding"}, ["affine_mma_cuda", "affine_qmm_cuda"]),
         ({"kind": "switch"}, []),
         ({"mode": "mxfp4"}, []),
@@ -60,7 +62,7 @@ def test_older_gpus_get_kernels_they_can_run_or_none(generations) -> None:
 
 def test_where_stock_has_no_kernel_all_rows_are_offered(generations) -> None:
     assert [o.rows for o in gpu_offers.offers(site(bits=1))] == [(1, None)]
-    assert [o.rows for o in gpu_offers.offers(site(bits=1, device="metal"))] == [(1, 16)]
+    assert [o.rows for o in gpu_offers.offers(site(bits=1, device="metal"))] == [(1, 16), (17, None)]
 
 
 @pytest.mark.parametrize(
@@ -176,7 +178,7 @@ def test_a_model_is_verified_and_runs_as_on_a_gpu(gpu, name) -> None:
     want = np.array(model(ids).astype(mx.float32))
     report = select(model)
     label = {"metal": "bonsai_qmv/affine_metal", "cuda": "bonsai_qmv/affine_mma_cuda"}[name]
-    many = {"metal": "stock", "cuda": "bonsai_qmv/affine_qmm_cuda"}[name]
+    many = f"bonsai_qmv/affine_qmm_{name}"
     for path in ("plain", "symmetric", "biased"):
         decision = report.decision(path)
         assert [(b.rows, b.chosen) for b in decision.buckets] == [((1, 16), label), ((17, None), many)]
@@ -189,7 +191,8 @@ def test_a_model_is_verified_and_runs_as_on_a_gpu(gpu, name) -> None:
     assert [call["symmetric"] for call in gpu.calls[before:]] == [0, 2, 0]
     before, long = len(gpu.calls), mx.array([list(range(16)) + [3, 4, 5]])
     have = np.array(model(long).astype(mx.float32))
-    assert [call["kernel"] for call in gpu.calls[before:]] == ([] if name == "metal" else ["affine_qmm"] * 3)
+    kernel, made = {"metal": ("affine_qmm_simd", 32), "cuda": ("affine_qmm", 128)}[name]
+    assert [(call["kernel"], call["rows"]) for call in gpu.calls[before:]] == [(kernel, made)] * 3
     assert restore(model) == 3
     want = np.array(model(long).astype(mx.float32))
     assert np.abs(have - want).max() < 0.02 * np.abs(want).max()
@@ -244,8 +247,8 @@ def test_a_kernel_that_does_not_compile_lost_with_the_compiler_s_message(gpu) ->
         assert decision.chosen == "stock"
         reasons = {loser.offer: loser.reason for loser in decision.losers}
         assert "affine_qmv.metal:70" in reasons["bonsai_qmv/affine_metal"]
-    # Two layers of the group of two, one of the other; no further attempts.
-    assert gpu.failed == 3
+    # Each offer for two layers of the group of two, one of the other; no further attempts.
+    assert gpu.failed == 6
 
 
 @pytest.mark.lab

@@ -12,6 +12,8 @@ from typing import Any
 
 from backend_core.simt import Launch, SimtKernel
 
+from .gpu_tiles import AFFINE_QMM_SIMD
+
 GROUP_SIZES = (32, 64, 128)
 FLOATS = ("float32", "float16", "bfloat16")
 #: Rows of x in one pass of the matrix-vector kernel over the weights.
@@ -188,4 +190,4 @@ AFFINE_QMM = SimtKernel(
     eligible=_qmm_eligible,
 )
 
-KERNELS = (AFFINE_QMV, AFFINE_MMA, AFFINE_QMM)
+KERNELS = (AFFINE_QMV, AFFINE_MMA, AFFINE_QMM, AFFINE_QMM_SIMD)

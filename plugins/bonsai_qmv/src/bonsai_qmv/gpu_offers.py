@@ -1,9 +1,9 @@
 """Offers for GPUs: which kernel for which layer, and the layer's product as a callable.
 
 Rows 1 to 16 are one unit, by one family of kernels whose bits do not depend on the number of rows. More rows are an
-offer of their own on CUDA, and left to stock on Metal; where stock has no kernel at all (1 bit on CUDA) one offer has
-all. Nothing is compiled before a callable's result is evaluated, which is when the core verifies and races it; what
-does not compile is an offer that lost.
+offer of their own; where stock has no kernel at all (1 bit on CUDA) one offer has all. Nothing is compiled before a
+callable's result is evaluated, which is when the core verifies and races it; what does not compile is an offer that
+lost.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from backend_core.simt import MOST_ROWS, Family, SimtKernel, check_shapes, famil
 from backend_core.sites import LinearSite, itemsize
 
 from .gpu_kernels import AFFINE_MMA, AFFINE_QMM, AFFINE_QMV, QMM_ROWS
+from .gpu_tiles import AFFINE_QMM_SIMD, rows_of_tiles
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -50,7 +51,9 @@ def offers(site: LinearSite) -> list[Offer]:
 
 def many_rows(facts: dict[str, Any]) -> SimtKernel | None:
     """The kernel for more rows than a family has, if there is one."""
-    serves = facts["device"] == "cuda" and families.generation("cuda") >= (8, 0) and not AFFINE_QMM.eligible(**facts)
+    if facts["device"] == "metal":
+        return None if AFFINE_QMM_SIMD.eligible(**facts) else AFFINE_QMM_SIMD
+    serves = families.generation("cuda") >= (8, 0) and not AFFINE_QMM.eligible(**facts)
     return AFFINE_QMM if serves else None
 
 
@@ -120,7 +123,7 @@ def product(family: Family, facts: dict[str, Any], fixed: tuple[mx.array, ...]) 
         return large.bind(family.device, large.launch(**{**facts, "rows": rows}), fixed)
 
     def many(rows: int) -> Callable[..., Any]:
-        return started(-(-rows // QMM_ROWS) * QMM_ROWS)
+        return started(rows_of_tiles(rows) if large is AFFINE_QMM_SIMD else -(-rows // QMM_ROWS) * QMM_ROWS)
 
     def stock(x: mx.array) -> mx.array:
         w, scales, biases, bias = fixed

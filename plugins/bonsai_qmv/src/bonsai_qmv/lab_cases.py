@@ -11,6 +11,7 @@ from backend_core.simt import SimtKernel
 from backend_core.testing import lab
 
 from . import reference
+from .gpu_tiles import AFFINE_QMM_SIMD, COLUMNS
 
 #: bits, group, dtype, n, k, rows, symmetric, bias. N = 7 and N % 16 = 8 are edges of tiles; 21 groups one of shares.
 CASES = (
@@ -23,11 +24,21 @@ CASES = (
     (4, 64, "float16", 40, 320, 2, 0, True),
     (2, 128, "float32", 24, 384, 3, 2, False),
 )
+#: The same for the kernel of many rows on Metal: a tile of 64 columns and of 32 or 64 rows, and parts of tiles.
+MANY = (
+    (2, 128, "float16", 64, 256, 64, 0, False),
+    (2, 128, "float16", 64, 256, 32, 2, False),
+    (1, 128, "float16", 64, 256, 64, 1, False),
+    (1, 64, "bfloat16", 24, 192, 65, 0, True),
+    (4, 32, "bfloat16", 7, 96, 17, 0, False),
+    (4, 64, "float16", 40, 64, 33, 4, True),
+    (2, 32, "float32", 72, 64, 63, 0, False),
+)
 
 
 def cases(kernel: SimtKernel) -> Iterator[lab.Case]:
     """Those that the kernel can serve."""
-    for bits, group, dtype, n, k, rows, symmetric, bias in CASES:
+    for bits, group, dtype, n, k, rows, symmetric, bias in MANY if kernel is AFFINE_QMM_SIMD else CASES:
         facts = {"rows": rows, "n": n, "k": k, "bits": bits, "group_size": group, "x_dtype": dtype,
                  "scales_dtype": dtype, "out_dtype": dtype, "symmetric": symmetric, "has_bias": bias}  # fmt: skip
         if not kernel.eligible(**facts):
@@ -64,8 +75,8 @@ def _case(kernel: SimtKernel, f: dict[str, Any]) -> lab.Case:
         inputs=(x, words, scales, biases, scales if bias is None else bias),
         outputs=(((rows, n), dtype),),
         touched=touched,
-        # All rows share what is read of the weights; beyond the last column tiles take that column again.
-        once=("w", "y") if n % 16 == 0 else ("y",),
+        # All rows of a tile share what is read of the weights; beyond the last column tiles take that column again.
+        once=("w", "y") if n % (COLUMNS if kernel is AFFINE_QMM_SIMD else 16) == 0 else ("y",),
         together=(("scales", "biases"),),
         shapes={"w": words.shape, "scales": groups, "biases": groups},
         excess=excess,
