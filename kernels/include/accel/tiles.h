@@ -10,21 +10,20 @@
  *              multiple of 16
  * weights      order[GROUP]: which weight of a group stands at each place; 64 places are a stretch
  *              codes(n0, int8_t* out): codes of sixteen rows of W from n0 on, [stretch][16 rows][64], in that order.
- *              |code| <= 127 / GROUP * 64 for sums in 32 bits is far from reached. What lies behind the last row may be
- *              anything. Called from several threads, as scales is
+ *              What lies behind the last row may be anything. Called from several threads, as scales is
  *              scales(n0, float* out): their scales, [group][16 rows]; see `lanes`
  * spread, zeros  of the weights, for accel_fixed::unit_of
  * unit         per row of x, written: 0 for rows that do not fit fixed point. They are not computed
  * Rows         any. Results depend on nothing but the row, the weights and the group.
  * Exactness    class `rounding`. x enters as fixed point of 24 bits per row, three planes of signed digits
- *              (accel/fixed_point.h). Sums of code * digit over a group are exact integers; the three of them become one
- *              float32 with one rounding each and are collected over the groups, times scales, in float32.
- * Method       Sixteen rows of W, unpacked once per block of rows of x, are the left tile; sixteen rows of x, as fours of
- *              digits, the right. The sums leave the tiles after each group and are scaled in vector registers, sixteen
- *              rows of x in the lanes, while the next groups are multiplied. Tiles are loaded faster than the
- *              second-level cache delivers them: kDepth numbers of sixteen rows of x stay in the first-level cache while
- *              one sixteen rows of W after the other pass by. The block of rows of x and that of rows of W are what the
- *              second-level cache holds.
+ *              (accel/fixed_point.h). Sums of code * digit over a group are exact integers; the three of them become
+ *              one float32 with one rounding each and are collected over the groups, times scales, in float32.
+ * Method       Sixteen rows of W, unpacked once per block of rows of x, are the left tile; sixteen rows of x, as fours
+ *              of digits, the right. The sums leave the tiles after each group and are scaled in vector registers,
+ *              sixteen rows of x in the lanes, while the next groups are multiplied. Tiles are loaded faster than the
+ *              second-level cache delivers them: kDepth numbers of sixteen rows of x stay in the first-level cache
+ *              while one sixteen rows of W after the other pass by. The block of rows of x and that of rows of W are
+ *              what the second-level cache holds.
  * Source       Written for this library; tile instructions as in Intel's architecture manuals.
  */
 #ifndef ACCEL_TILES_H
@@ -298,8 +297,8 @@ struct Job {
   }
 };
 
-/* Returns how many rows do not fit; -1 if they are so many that another kernel should take all, or if there is no memory
- * (the call has failed then). Nothing is written to y then. */
+/* Returns how many rows do not fit; -1 if they are so many that another kernel should take all, or if there is no
+ * memory (the call has failed then). Nothing is written to y then. */
 template <class Isa, int GROUP, class Weights>
 int64_t run(const Product& p, const Weights& weights, float spread, float zeros, float* unit) {
   using J = Job<Isa, GROUP, Weights>;

@@ -31,6 +31,7 @@ def isas() -> dict[str, int]:
         "avx2": (h.AVX2, {"avx2"}),
         "avx512": (wide, {"avx512"}),
         "avx512_vnni": (wide | h.AVX512_VNNI | h.AVX512_VBMI, {"avx512_vnni", "avx512_vbmi"}),
+        "amx": (wide | h.AVX512_VNNI | h.AVX512_VBMI | h.AMX_INT8, {"avx512_vnni", "avx512_vbmi", "amx_int8"}),
         "neon": (h.NEON, {"neon"}),
     }
     return {name: mask for name, (mask, needs) in known.items() if needs <= here}

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
 MODE = "t5"
 FLOATS = ("float32", "float16", "bfloat16")
-KINDS = ("linear", "embedding")
+KINDS = ("linear", "embedding", "switch")
 
 SYMBOL = "t5_matmul"
+EXPERTS = "t5_experts"
 FACTS = "t5_facts"
 
 
@@ -42,6 +43,7 @@ def register_kernels(registry: Registry) -> None:
     # Where layers run on a GPU, the plugin may have been installed without a compiler.
     if library().is_file() or not _on_gpu():
         registry.cpu(name="matmul", library=library(), symbol=SYMBOL, exactness="rounding")
+        registry.cpu(name="experts", library=library(), symbol=EXPERTS, exactness="rounding")
 
 
 def _cases(kernel: SimtKernel) -> Iterable[Any]:
@@ -65,17 +67,18 @@ def select_linear(site: LinearSite) -> Offer | list[Offer] | None:
     if site.device != "cpu":
         from . import gpu_offers
 
-        return gpu_offers.offers(site) or None
+        return (gpu_offers.offers(site) or None) if site.kind != "switch" else None
     from backend_core.offers import Offer
     from backend_core.sites import itemsize
 
-    from .product import build
+    from .product import build, build_experts
 
+    switch = site.kind == "switch"
     groups = site.n * site.k // site.group_size
     weights = site.n * site.k // 64 * 13 + groups * itemsize(site.scales_dtype)
     return Offer(
-        name="packed",
-        build=functools.partial(build, kind=site.kind),
+        name="experts" if switch else "packed",
+        build=build_experts if switch else functools.partial(build, kind=site.kind),
         exactness="rounding",
         row_invariant=True,
         bytes_moved=weights + site.k * itemsize(site.x_dtype) + site.n * itemsize(site.out_dtype),

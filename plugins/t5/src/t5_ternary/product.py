@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from .layout import group_size_of
-from .plugin import FACTS, SYMBOL, library
+from .plugin import EXPERTS, FACTS, SYMBOL, library
 from .words import words
 
 
@@ -38,6 +39,42 @@ def build(module: Any, *, kind: str = "linear") -> Callable[[mx.array], mx.array
         output_dtype=result_type(0, *range(2, 1 + len(arrays))),
         params=[size, *facts(weight, scales, size)],
     )
+
+
+def build_experts(module: Any) -> Callable[..., mx.array]:
+    """The products of a layer with one matrix per expert, as ``f(x, indices, sorted_indices=False)``.
+
+    module
+        Holds ``weight`` (experts, n, columns) uint8, ``scales`` (experts, n, groups), possibly ``bias`` (experts, n).
+
+    x (..., m, k) and indices (...), whose dimensions are those of mlx's ``gather_qmm``, give (..., m, n). An index that
+    is no expert's makes the result NaN and raises RuntimeError at the next call. Raises ValueError if the arrays do not
+    fit each other, and what :func:`backend_core.cpu_kernel` raises.
+    """
+    from backend_core.cpu_kernel import dim, dims, result_type
+
+    weight, scales = module["weight"], module["scales"]
+    size = group_size_of(weight.shape, scales.shape)
+    if weight.ndim != 3 or not size:
+        raise ValueError(f"weight {weight.shape} and scales {scales.shape} are not those of t5 experts")
+    arrays = [weight, scales, *([module["bias"]] if "bias" in module else [])]
+    flat = [a.reshape(-1, a.shape[-1]) for a in arrays[:2]]
+    call = _experts(size).bind(
+        arrays,
+        output_shape=(dims(1), dim(0, -2), int(weight.shape[1])),
+        output_dtype=result_type(0, *range(3, 2 + len(arrays))),
+        params=[size, *facts(flat[0], flat[1], size)],
+    )
+
+    def product(x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
+        if indices.dtype != mx.uint32:
+            indices = indices.astype(mx.uint32)
+        if x.ndim != indices.ndim + 2 or any(a not in (1, b) for a, b in zip(x.shape, indices.shape, strict=False)):
+            lead = np.broadcast_shapes(tuple(x.shape[:-2]), tuple(indices.shape))
+            x, indices = mx.broadcast_to(x, (*lead, *x.shape[-2:])), mx.broadcast_to(indices, lead)
+        return call(x, indices)
+
+    return product
 
 
 def facts(weight: mx.array, scales: mx.array, group_size: int) -> list[float]:
@@ -78,6 +115,34 @@ def _kernel(group_size: int) -> Any:
 
     vjp = functools.partial(_vjp, group_size=group_size)
     return cpu_kernel(library(), SYMBOL, name="t5/packed", ensure_row_contiguous=False, vjp=vjp)
+
+
+@functools.cache
+def _experts(group_size: int) -> Any:
+    from backend_core.cpu_kernel import cpu_kernel
+
+    vjp = functools.partial(_experts_vjp, group_size=group_size)
+    return cpu_kernel(library(), EXPERTS, name="t5/experts", ensure_row_contiguous=False, vjp=vjp)
+
+
+def _experts_vjp(
+    primals: Sequence[mx.array], cotangents: Sequence[mx.array], argnums: Sequence[int], *, group_size: int
+) -> list[mx.array]:
+    """Stock's gradients for x, scales and bias, as :func:`_vjp`."""
+
+    def stock(*chosen: mx.array) -> mx.array:
+        arrays = list(primals)
+        for i, a in zip(argnums, chosen, strict=True):
+            arrays[i] = a
+        x, indices, weight, scales, *bias = arrays
+        y = mx.gather_qmm(
+            x, words(weight, group_size), scales, -scales, rhs_indices=indices, transpose=True,
+            group_size=group_size, bits=2,
+        )  # fmt: skip
+        return y + mx.expand_dims(bias[0][indices], -2) if bias else y
+
+    _, gradients = mx.vjp(stock, [primals[i] for i in argnums], list(cotangents))
+    return gradients
 
 
 def _vjp(

@@ -7,8 +7,9 @@
  * Method     Bytes v are split as in vnni_body.h, v - 9 c in one half of a register and c in the other. Each place of a
  *            row picks one of these numbers, adds the place where its digit's table begins, and looks the code up. In
  *            groups of 128 one row has digits 2, 3 and half of digits 0, the other digits 4, 1 and the rest, since a
- *            table has 64 entries and those for c have 27 and those for v - 9 c nine. Digits 0 and 1 of v - 9 c are digits
- *            2 and 3 of a small c: with this, four digits have room in one table, and a group of 64 takes two.
+ *            table has 64 entries and those for c have 27 and those for v - 9 c nine. Digits 0 and 1 of v - 9 c are
+ *            digits 2 and 3 of a small c: with this, four digits have room in one table, and a group of 64 takes two.
+ * Source     Written for this library.
  */
 #ifndef T5_AMX_BODY_H
 #define T5_AMX_BODY_H

@@ -30,7 +30,8 @@ struct Problem {
 
 /* The most rows of the family whose rows do not depend on each other; more rows go to the blocked product. */
 constexpr int64_t kSmallRows = 16;
-/* 13 bytes are 64 weights and a digit of padding, or half a group of 128: a chunk, of 65 digits, in both group sizes. */
+/* 13 bytes are 64 weights and a digit of padding, or half a group of 128: a chunk, of 65 digits, in both group sizes.
+ */
 constexpr int64_t kChunkBytes = 13, kChunkWeights = 65;
 
 /* Bodies for one instruction set. */

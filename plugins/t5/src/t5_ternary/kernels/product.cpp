@@ -18,11 +18,22 @@
  * t5_facts: float32 (2,), spread and zeros, from inputs x (of one row, whose numbers are not looked at), W, scales and
  * parameter 0; see facts.h.
  *
+ * t5_experts: y (..., m, n) = x (..., m, k) @ W[e].T (+ bias[e]) with the expert e that indices (...) name; see
+ * experts.h.
+ *
+ * Inputs     0  x       as above; a leading dimension is that of the indices, or 1
+ *            1  indices uint32, below the number of experts, any strides
+ *            2  W       (experts, n, k / 64 * 13), rows without gaps
+ *            3  scales  (experts, n, k / group)
+ *            4  bias    (experts, n)  optional
+ * Parameters as above
+ *
  * Reads nothing outside W's first and last byte and the elements of its other inputs, writes every element of y.
  */
 #include <math.h>
 #include <stdio.h>
 
+#include "experts.h"
 #include "facts.h"
 #include "problem.h"
 
@@ -99,6 +110,69 @@ const char* describe(const accel_call* call, Problem& p, bool facts) {
   return NULL;
 }
 
+/* The same for experts: what is wrong, or NULL and p as that of the first expert, without rows. */
+const char* describe_experts(const accel_call* call, Experts& job) {
+  if (call->n_inputs < 4 || call->n_inputs > 5 || call->n_outputs != 1 || call->n_params < 1) {
+    return "expects inputs x, indices, W, scales[, bias], one output and parameter group_size";
+  }
+  const accel_array *x = call->inputs[0], *indices = call->inputs[1], *w = call->inputs[2], *s = call->inputs[3];
+  const accel_array *bias = call->n_inputs > 4 ? call->inputs[4] : NULL, *y = call->outputs[0];
+  Problem& p = job.p;
+  p.group = (int32_t)call->params[0].i;
+  if (p.group != 64 && p.group != 128) return "group_size must be 64 or 128";
+  if (indices->dtype != ACCEL_UINT32) return "indices must be uint32";
+  if (x->ndim != indices->ndim + 2 || w->ndim != 3 || s->ndim != 3) {
+    return "x must have two dimensions more than indices, W and scales three";
+  }
+  for (int32_t d = 0; d < indices->ndim; ++d) {
+    if (x->shape[d] != 1 && x->shape[d] != indices->shape[d]) {
+      return "leading dimensions of x must be those of indices or 1";
+    }
+  }
+  p.k = x->shape[x->ndim - 1];
+  p.n = w->shape[1];
+  if (p.k <= 0 || p.k % p.group) return "the last dimension of x must be a positive multiple of group_size";
+  if (w->dtype != ACCEL_UINT8 || w->shape[2] != p.k / 64 * kChunkBytes) {
+    return "W must be uint8 (experts, n, k / 64 * 13)";
+  }
+  if (w->strides[2] != 1) return "rows of W must have no gaps";
+  if (s->shape[0] != w->shape[0] || s->shape[1] != p.n || s->shape[2] != p.k / p.group) {
+    return "scales must be (experts, n, k / group_size)";
+  }
+  if (!accel_is_float(x->dtype) || !accel_is_float(s->dtype) || !accel_is_float(y->dtype)) {
+    return "x, scales and y must be float32, float16 or bfloat16";
+  }
+  const bool fits = !bias || (bias->ndim == 2 && bias->shape[0] == w->shape[0] && bias->shape[1] == p.n);
+  if (!fits || (bias && !accel_is_float(bias->dtype))) {
+    return "bias must be (experts, n) float32, float16 or bfloat16";
+  }
+  job.m = x->shape[x->ndim - 2];
+  job.pairs = indices->size;
+  if (y->shape[y->ndim - 1] != p.n || y->size != job.pairs * job.m * p.n) return "y must be (..., m, n)";
+  p.w_stride = w->strides[1];
+  int64_t last = 0; /* where the last row begins */
+  for (int32_t d = 0; d < 2; ++d) {
+    if (w->shape[d] > 0 && w->strides[d] > 0) last += (w->shape[d] - 1) * w->strides[d];
+  }
+  p.w_end = (const uint8_t*)w->data + last + w->shape[2];
+  p.s_stride[0] = s->strides[1];
+  p.s_stride[1] = s->strides[2];
+  p.s_dtype = s->dtype;
+  p.bias = NULL;
+  p.y_dtype = y->dtype;
+  p.row0 = 0;
+  const bool known = call->n_params >= 3;
+  p.spread = known ? (float)call->params[1].f : INFINITY;
+  p.zeros = known ? (float)call->params[2].f : 1;
+  job.call = call;
+  job.x = x;
+  job.w = w;
+  job.scales = s;
+  job.bias = bias;
+  job.y = y;
+  return NULL;
+}
+
 /* Bytes of a row that are not neighbours (a transposed or sliced W) are brought together first: rare, and not worth a
  * kernel of its own. */
 bool gather_bytes(Problem& p, const accel_array* w) {
@@ -132,6 +206,14 @@ ACCEL_KERNEL void t5_matmul(const accel_call* call) {
   if (p.rows == 0 || p.n == 0 || !t5::gather_bytes(p, call->inputs[1])) return;
   const t5::Bodies& bodies = t5::bodies_for(call);
   (p.rows <= t5::kSmallRows ? bodies.small : bodies.large)(p);
+}
+
+ACCEL_KERNEL void t5_experts(const accel_call* call) {
+  t5::Experts job;
+  if (const char* wrong = t5::describe_experts(call, job)) return t5::refuse(call, "t5_experts", wrong);
+  if (job.pairs == 0 || job.m == 0 || job.p.n == 0) return;
+  job.bodies = &t5::bodies_for(call);
+  t5::run_experts(job, call->inputs[1]);
 }
 
 ACCEL_KERNEL void t5_facts(const accel_call* call) {
