@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from bonsai_qmv import gpu_offers
-from bonsai_qmv.gpu_tiles import AFFINE_QMM_SIMD, rows_of_tiles
+from bonsai_qmv.gpu_tiles import AFFINE_QMM_SIMD
 from gpu_harness import excess, problem, run, typed, values
 
 from backend_core.simt import arguments
+from backend_core.simt.tiles import rows_of_tiles
 from backend_core.testing import lab
 
 pytestmark = pytest.mark.lab

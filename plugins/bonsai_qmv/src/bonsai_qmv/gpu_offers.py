@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 from backend_core import simt
 from backend_core.offers import Offer
 from backend_core.simt import MOST_ROWS, Family, SimtKernel, check_shapes, families
+from backend_core.simt.tiles import rows_of_tiles
 from backend_core.sites import LinearSite, itemsize
 
 from .gpu_kernels import AFFINE_MMA, AFFINE_QMM, AFFINE_QMV, QMM_ROWS
-from .gpu_tiles import AFFINE_QMM_SIMD, rows_of_tiles
+from .gpu_tiles import AFFINE_QMM_SIMD
 
 if TYPE_CHECKING:
     import mlx.core as mx

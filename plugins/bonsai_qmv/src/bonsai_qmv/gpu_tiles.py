@@ -6,10 +6,9 @@ import importlib.resources
 from typing import Any
 
 from backend_core.simt import Launch, SimtKernel
+from backend_core.simt.tiles import COLUMNS, tile_rows, tiles_bytes, tiles_launch
 
 FLOATS = ("float32", "float16", "bfloat16")
-#: Columns of a tile, and rows: few where there are few.
-COLUMNS, FEW_ROWS, ROWS = 64, 32, 64
 
 
 def _eligible(*, bits: int, group_size: int, x_dtype: str, scales_dtype: str, k: int, device: str = "metal",
@@ -28,22 +27,16 @@ def _geometry(*, rows: int, n: int, bits: int, group_size: int, x_dtype: str, sc
     tile = x_dtype if x_dtype == scales_dtype else "float32"
     # Weights that are values of the tile's dtype, scale and all.
     exact = (bits == 1 and symmetric in (1, 2)) or bits == symmetric == 2
-    tile_rows = FEW_ROWS if rows <= FEW_ROWS else ROWS
     template = (
-        ("T", tile), ("O", out_dtype), ("BITS", bits), ("GS", group_size), ("TILE_ROWS", tile_rows),
+        ("T", tile), ("O", out_dtype), ("BITS", bits), ("GS", group_size), ("TILE_ROWS", tile_rows(rows)),
         ("SYMMETRIC", symmetric), ("HAS_BIAS", has_bias), ("WHOLE", tile == "float32" or (whole and exact)),
     )  # fmt: skip
-    return Launch(template, (128 * -(-rows // tile_rows), -(-n // COLUMNS), 1), (128, 1, 1))
-
-
-def rows_of_tiles(rows: int) -> int:
-    """Rows of the tiles that make `rows` rows."""
-    return FEW_ROWS if rows <= FEW_ROWS else -(-rows // ROWS) * ROWS
+    return tiles_launch(template, rows, n)
 
 
 def _threadgroup_bytes(launch: Launch) -> int:
-    rows, size = int(launch.value("TILE_ROWS")), 4 if launch.value("T") == "float32" else 2
-    return (rows + COLUMNS) * 32 * size + 4 * rows + 8 * COLUMNS
+    rows = int(launch.value("TILE_ROWS"))
+    return tiles_bytes(rows, str(launch.value("T"))) + 4 * rows + 8 * COLUMNS
 
 
 AFFINE_QMM_SIMD = SimtKernel(

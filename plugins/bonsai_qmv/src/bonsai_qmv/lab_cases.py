@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from backend_core.simt import SimtKernel
+from backend_core.simt.tiles import COLUMNS
 from backend_core.testing import lab
 
 from . import reference
-from .gpu_tiles import AFFINE_QMM_SIMD, COLUMNS
+from .gpu_tiles import AFFINE_QMM_SIMD
 
 #: bits, group, dtype, n, k, rows, symmetric, bias. N = 7 and N % 16 = 8 are edges of tiles; 21 groups one of shares.
 CASES = (
