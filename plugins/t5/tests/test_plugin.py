@@ -33,7 +33,9 @@ def test_offers():
     # 0.21875 bytes a weight, x and y in float32.
     assert offer.bytes_moved == 24 * 256 * 28 // 128 + 4 * (256 + 24)
     assert plugin.select_linear(site(kind="embedding")) is not None
-    for other in ({"mode": "affine"}, {"device": "metal"}, {"kind": "switch"}, {"x_dtype": "int32"}):
+    assert plugin.select_linear(site(kind="switch", batch=4)).name == "experts"
+    assert plugin.select_linear(site(kind="switch", batch=4, device="metal")) is None
+    for other in ({"mode": "affine"}, {"device": "metal"}, {"kind": "multi"}, {"x_dtype": "int32"}):
         assert plugin.select_linear(site(**other)) is None
 
 
@@ -162,29 +164,3 @@ def test_a_model_through_the_core(tmp_path, name, group):
     assert found[0] == found[1]
     restore(model)
     assert type(model.layers[0].mlp.up_proj) is modules.T5Linear
-
-
-def test_adapters_of_mlx_lm(tmp_path):
-    """LoRA around accelerated t5 layers computes what it computes around those of the 2-bit model."""
-    import mlx_lm
-    from mlx_lm.tuner.utils import linear_to_lora_layers
-    from t5_ternary import repack
-
-    from backend_core import load
-
-    source = cp.save(cp.build("llama"), "llama", tmp_path / "src")
-    repack.write(repack.plan(source), tmp_path / "t5")
-    policy = Policy(deterministic=True, activations="model", report="none", plugin_options=(("t5", "packed"),))
-    model, two = load(tmp_path / "t5", policy)[0], mlx_lm.load(str(source))[0]
-    settings = {"rank": 4, "scale": 10.0, "dropout": 0.0, "keys": ["self_attn.q_proj", "mlp.down_proj"]}
-    for m in (model, two):
-        linear_to_lora_layers(m, 2, settings)
-        for _, lora in m.named_modules():
-            if "lora_b" in lora:
-                lora.lora_a = mx.random.normal(lora.lora_a.shape, key=mx.random.key(1)) * 0.1
-                lora.lora_b = mx.random.normal(lora.lora_b.shape, key=mx.random.key(2)) * 0.1
-    assert isinstance(model.layers[1].mlp.down_proj.linear, modules.T5Linear)
-    tokens = mx.array([[5, 9, 200, 31]])
-    a, b = (m(tokens).astype(mx.float32) for m in (model, two))
-    assert mx.abs(a - b).max().item() < 0.02 * mx.abs(b).max().item()
-    assert set(dict(model.trainable_parameters())) == set(dict(two.trainable_parameters()))

@@ -105,6 +105,7 @@ def put(model: nn.Module, held: Mapping[str, mx.array], layers: Mapping[str, int
                 others.append(path)
             else:
                 made[path] = layer
+                layer.path = path
     choice = choose.Choice(False, "loaded lazily: packed")
     if not lazy:
         check(held, layers)

@@ -40,7 +40,11 @@ class _T5(nn.Module):
         Input features, a multiple of `group_size` (64 or 128).
     dtype
         dtype of the scales.
+
+    ``path`` is where the layer lies in its model, "" if nobody has said so.
     """
+
+    path = ""
 
     def __init__(self, lead: tuple[int, ...], k: int, group_size: int, dtype: mx.Dtype = mx.float16) -> None:
         super().__init__()
@@ -95,11 +99,9 @@ class T5Linear(_T5):
 
     def to_lora(self, r: int = 8, dropout: float = 0.0, scale: float = 20.0) -> nn.Module:
         """This layer with an adapter of mlx-lm around it; mlx-lm calls it for layers that it does not know."""
-        from mlx_lm.tuner.lora import LoRALinear
+        from .adapters import T5LoRALinear
 
-        lora = LoRALinear(self.input_dims, self.output_dims, r=r, dropout=dropout, scale=scale)
-        lora.linear = self
-        return lora
+        return T5LoRALinear.around(self, r, dropout, scale)
 
 
 @layer_class("embedding", FORMAT)
@@ -120,6 +122,12 @@ class T5Embedding(_T5):
 
     def as_linear(self, x: mx.array) -> mx.array:
         return _product(self, x)
+
+    def to_lora(self, r: int = 8, dropout: float = 0.0, scale: float = 20.0) -> nn.Module:
+        """As :meth:`T5Linear.to_lora`."""
+        from .adapters import T5LoRAEmbedding
+
+        return T5LoRAEmbedding.around(self, r, dropout, scale)
 
 
 @layer_class("switch", FORMAT)
@@ -148,3 +156,9 @@ class T5SwitchLinear(_T5):
             group_size=self.group_size, bits=2, sorted_indices=sorted_indices and chosen is indices,
         )  # fmt: skip
         return y + mx.expand_dims(self["bias"][indices], -2) if "bias" in self else y
+
+    def to_lora(self, r: int = 8, dropout: float = 0.0, scale: float = 20.0) -> nn.Module:
+        """As :meth:`T5Linear.to_lora`."""
+        from .adapters import T5LoRASwitchLinear
+
+        return T5LoRASwitchLinear.around(self, r, dropout, scale)
