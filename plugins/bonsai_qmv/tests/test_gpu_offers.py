@@ -37,6 +37,7 @@ def generations(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, ...]]:
         (dict.fromkeys(("x_dtype", "scales_dtype", "out_dtype"), "bfloat16"), ["affine_mma_cuda", "affine_qmm_cuda"]),
         ({"x_dtype": "float32", "out_dtype": "float32"}, ["affine_cuda"]),
         ({"bits": 3}, ["affine_cuda"]),
+        ({"bits": 4, "k": 2048}, ["affine_mma_cuda", "affine_qmm_cuda"]),
         ({"device": "metal"}, ["affine_metal", "affine_qmm_metal"]),
         ({"device": "metal", "x_dtype": "float32", "out_dtype": "float32"}, ["affine_metal", "affine_qmm_metal"]),
         ({"device": "metal", "bits": 3}, ["affine_metal"]),
@@ -62,6 +63,9 @@ def test_older_gpus_get_kernels_they_can_run_or_none(generations) -> None:
 
 def test_where_stock_has_no_kernel_all_rows_are_offered(generations) -> None:
     assert [o.rows for o in gpu_offers.offers(site(bits=1))] == [(1, None)]
+    both = gpu_offers.offers(site(bits=1, k=2048))
+    assert [(o.name, o.rows) for o in both] == [("affine_bits_cuda", (1, None)), ("affine_mma_cuda", (1, None))]
+    assert both[0].preference > both[1].preference
     assert [o.rows for o in gpu_offers.offers(site(bits=1, device="metal"))] == [(1, 16), (17, None)]
 
 

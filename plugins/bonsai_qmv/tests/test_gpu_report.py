@@ -19,7 +19,8 @@ def test_every_case_keeps_the_contract(kernel) -> None:
     except lab.CompilerMissing as e:
         pytest.skip(str(e))
     found = [run(kernel, case) for case in lab_cases.cases(kernel)]
-    assert len(found) >= 7
+    # One serves 1 bit alone.
+    assert len(found) >= (2 if kernel.name == "affine_bits" else 7)
     assert not [text for f in found for text in f.wrong]
     assert all(f.contract["w"] > 0 and f.races == 0 for f in found)
     assert any(f.contract["biases"] == 0 for f in found)

@@ -5,29 +5,58 @@ Facts are those of ``gpu_kernels``.
 
 from __future__ import annotations
 
-from typing import Any
+import importlib.resources
+import math
+from typing import TYPE_CHECKING, Any
 
 from backend_core.simt import Launch, SimtKernel
 from backend_core.sites import itemsize
 
-from .gpu_kernels import FLOATS, MULTIPROCESSORS, _ceil, _file
+if TYPE_CHECKING:
+    import mlx.core as mx
 
+#: Multiprocessors that the kernel fills, an H200's; others take more or fewer turns.
+MULTIPROCESSORS = 132
 #: SIMD groups of a threadgroup, at most.
 MOST_SIMD_GROUPS = 17
 #: Shared memory that a threadgroup of it may have, by device.
 BITS_BYTES = {"metal": 32768, "cuda": 163 << 10}
 
 
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def unevenness(scales: mx.array, biases: mx.array) -> float:
+    """How many times as large as another weight of its group a 1-bit weight is, at most; inf beside weights of zero.
+
+    scales, biases: (n, groups); the weights of a group are bias and bias + scale. NaN where they are not finite.
+    """
+    import mlx.core as mx
+
+    a = mx.abs(biases.astype(mx.float32))
+    b = mx.abs(biases.astype(mx.float32) + scales.astype(mx.float32))
+    low, high = mx.minimum(a, b), mx.maximum(a, b)
+    return float(mx.max(mx.where(high == 0, 1.0, high / low)).item())
+
+
+def most_uneven(k: int) -> float:
+    """The largest unevenness with which sums over k weights keep the bound of `rounding` (affine_bits.metal)."""
+    return math.sqrt(k) / 33
+
+
 def _bits_eligible(*, bits: int, group_size: int, x_dtype: str, scales_dtype: str, k: int, n: int = 1,
                    device: str = "metal", **_: Any) -> str:  # fmt: skip
     if bits != 1 or group_size != 128:
         return f"{bits} bits in groups of {group_size}"
-    if x_dtype not in ("float16", "bfloat16") or scales_dtype not in FLOATS:
+    if x_dtype not in ("float16", "bfloat16") or scales_dtype not in ("float32", "float16", "bfloat16"):
         return f"dtypes {x_dtype} and {scales_dtype}"
     if n * k // group_size >= 1 << 31:
         return f"{n} x {k} weights have too many groups"
     if k % group_size:
         return f"k = {k} is not a multiple of {group_size}"
+    if most_uneven(k) < 1:
+        return f"sums of {k} products are not exact enough"
     return "" if _bits_shape(1, k, scales_dtype, 0, device)[0] else f"a row of {k} has no room in threadgroup memory"
 
 
@@ -67,10 +96,10 @@ def _bits_shape(rows: int, k: int, scales_dtype: str, symmetric: int, device: st
 
 def _bits_geometry(*, rows: int, n: int, k: int, x_dtype: str, scales_dtype: str, out_dtype: str, symmetric: int = 0,
                    has_bias: bool = False, device: str = "metal", simd_groups: int = 0, depth: int = 0,
-                   **_: Any) -> Launch:  # fmt: skip
+                   blocks: int = 0, **_: Any) -> Launch:  # fmt: skip
     at_once, simd_groups, depth, items = _bits_shape(rows, k, scales_dtype, symmetric, device, simd_groups, depth)
     passes = _ceil(rows, at_once)
-    blocks = min(_ceil(n, 16), max(MULTIPROCESSORS // passes, 1))
+    blocks = blocks or min(_ceil(n, 16), max(MULTIPROCESSORS // passes, 1))
     template = (
         ("T", x_dtype), ("S", scales_dtype), ("O", out_dtype), ("ROWS", at_once), ("SIMD_GROUPS", simd_groups),
         ("ROOM", _ceil(k, 1024)), ("ITEMS", items), ("DEPTH", depth), ("WHOLE", k % 1024 == 0),
@@ -87,7 +116,7 @@ def _bits_threadgroup_bytes(launch: Launch) -> int:
 
 AFFINE_BITS = SimtKernel(
     name="affine_bits",
-    source=_file("affine_bits.metal"),
+    source=importlib.resources.files("bonsai_qmv") / "kernels" / "affine_bits.metal",
     inputs=("x", "w", "scales", "biases", "bias"),
     outputs=("y",),
     template=("T", "S", "O", "ROWS", "SIMD_GROUPS", "ROOM", "ITEMS", "DEPTH", "WHOLE", "SYMMETRIC", "HAS_BIAS"),

@@ -12,6 +12,7 @@ from typing import Any
 
 from backend_core.simt import Launch, SimtKernel
 
+from .gpu_bits import AFFINE_BITS, MULTIPROCESSORS
 from .gpu_tiles import AFFINE_QMM_SIMD
 
 GROUP_SIZES = (32, 64, 128)
@@ -79,12 +80,10 @@ def _mma_eligible(*, bits: int, group_size: int, x_dtype: str, scales_dtype: str
     return "" if k % group_size == 0 else f"k = {k} is not a multiple of {group_size}"
 
 
-#: Multiprocessors that the matrix kernel fills, an H200's; others take more or fewer turns.
-MULTIPROCESSORS = 132
 #: Threadgroup memory of the matrix kernel for x, by device.
 X_BYTES = {"metal": 24576, "cuda": 147456}
 #: Threads of a threadgroup of the matrix kernel: a multiprocessor has 65536 registers, a thread up to 200.
-MOST_SIMD_GROUPS = 10
+MOST_SIMD_GROUPS = 12
 #: Shared memory of a multiprocessor that threadgroups have for x and sums.
 MULTIPROCESSOR_BYTES = 220 << 10
 #: SIMD groups that a multiprocessor holds, at most 96 registers for each of their lanes.
@@ -190,4 +189,4 @@ AFFINE_QMM = SimtKernel(
     eligible=_qmm_eligible,
 )
 
-KERNELS = (AFFINE_QMV, AFFINE_MMA, AFFINE_QMM, AFFINE_QMM_SIMD)
+KERNELS = (AFFINE_QMV, AFFINE_MMA, AFFINE_BITS, AFFINE_QMM, AFFINE_QMM_SIMD)

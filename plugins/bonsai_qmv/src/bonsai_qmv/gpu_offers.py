@@ -18,13 +18,16 @@ from backend_core.simt import MOST_ROWS, Family, SimtKernel, check_shapes, famil
 from backend_core.simt.tiles import rows_of_tiles
 from backend_core.sites import LinearSite, itemsize
 
+from .gpu_bits import AFFINE_BITS, most_uneven, unevenness
 from .gpu_kernels import AFFINE_MMA, AFFINE_QMM, AFFINE_QMV, QMM_ROWS
 from .gpu_tiles import AFFINE_QMM_SIMD
 
 if TYPE_CHECKING:
     import mlx.core as mx
 
-#: In order: a layer gets the first family that serves it.
+#: In order: a layer gets the first family that serves it; one whose kernel asks more of weights than their format, and
+#: may decline when it sees them, besides it.
+BITS = Family("bits", AFFINE_BITS, "cuda", (8, 0), (1, 2, 4, 8, 16), 30, "binary matrix instructions")
 FAMILIES = (
     # On sm_80 and later a matrix instruction takes 16x8x16 halves; compiling one kernel takes a second or two.
     Family("mma", AFFINE_MMA, "cuda", (8, 0), (1, 2, 4, 8, 16), 20, "matrix instructions, weights read once for all"),
@@ -44,7 +47,7 @@ def offers(site: LinearSite) -> list[Offer]:
     family = simt.family_for(FAMILIES, facts)
     if family is None:
         return []
-    found = [_offer(family, site)]
+    found = [_offer(f, site) for f in (simt.family_for([BITS], facts), family) if f]
     if stock_serves(site) and many_rows(facts):
         found.append(_offer(family, site, many=True))
     return found
@@ -106,6 +109,11 @@ def build(module: Any, *, family: Family, site: LinearSite) -> Callable[[mx.arra
     shapes = {"w": (site.n, site.k // 32 * site.bits), "scales": groups, "biases": groups}
     check_shapes(family.kernel, shapes, {"w": weight, "scales": scales, "biases": biases})
     symmetric = symmetric_ratio(scales, biases)
+    if family is BITS and not (ratio := unevenness(scales, biases)) <= most_uneven(site.k):
+        raise ValueError(
+            f"a weight is {ratio:.3g} times as large as another of its group; for sums of {site.k} products the kernel "
+            f"is exact enough up to {most_uneven(site.k):.2f}"
+        )
     facts = facts_of(site, symmetric=symmetric)
     # What is not read is not bound either: anything of its type stands for it.
     bias = module["bias"] if facts["has_bias"] else scales
