@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,12 +28,19 @@ def launch(body: str, header: str = "") -> lab.Result:
 
 
 @pytest.fixture
-def cache(compile_cache: None) -> Iterator[None]:
+def cache(compile_cache: Path) -> Iterator[None]:
     """Puts the run's cache back."""
-    before = compiler._folder
     yield
-    lab.use_cache(before)
+    lab.use_cache(compile_cache)
     module.load.cache_clear()
+
+
+def with_runtime(folder: Path) -> Path:
+    """A new folder for compiled kernels that has the lab's runtime, which takes seconds to compile."""
+    runtime = compiler._build_runtime()
+    folder.mkdir()
+    shutil.copy2(runtime, folder)
+    return folder
 
 
 @pytest.mark.parametrize(
@@ -80,14 +88,14 @@ def test_a_folder_that_cannot_be_written(cache: None, tmp_path: Path) -> None:
 
 
 def test_a_damaged_file_is_made_again(cache: None, tmp_path: Path) -> None:
-    lab.use_cache(tmp_path / "whole")
+    whole, broken = with_runtime(tmp_path / "whole"), with_runtime(tmp_path / "damaged")
+    lab.use_cache(whole)
     module.load.cache_clear()
     launch(ONE).check()
-    (built,) = (tmp_path / "whole").glob("kernel-*.so")
-    (tmp_path / "damaged").mkdir()
-    damaged = tmp_path / "damaged" / built.name
+    (built,) = whole.glob("kernel-*.so")
+    damaged = broken / built.name
     damaged.write_bytes(b"x")
-    lab.use_cache(tmp_path / "damaged")
+    lab.use_cache(broken)
     module.load.cache_clear()
     launch(ONE).check()
     assert damaged.stat().st_size > 1000

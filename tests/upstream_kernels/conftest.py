@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,15 +38,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 @pytest.fixture(scope="session")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Kernels are compiled once per test run, into a folder of the run's own."""
+def compiled() -> None:
     try:
         lab.find_compiler()
     except lab.CompilerMissing as e:
         pytest.skip(str(e))
-    lab.use_cache(tmp_path_factory.mktemp("upstream"))
-    yield
-    lab.use_cache(None)
 
 
 @pytest.fixture(scope="session")
