@@ -97,23 +97,31 @@ def test_the_policy_is_reported(made):
 
 
 def test_auto_measures_both(made, monkeypatch, tmp_path):
-    from t5_ternary import choose
+    from t5_ternary import choose, contest
 
     from backend_core import report_of
 
     monkeypatch.setenv("MLX_ACCEL_CACHE", str(tmp_path))
+    monkeypatch.setattr(contest, "SECONDS", 0.002)
+    asked, decide = [], choose.decide
+    monkeypatch.setattr(choose, "decide", lambda *a: asked.append(a) or decide(*a))
     model, _ = load(made["llama.t5"], policy(race="on"))
     [note] = [n for n in report_of(model).notes if "t5=auto" in n]
     assert "model.layers" in note and "as 2-bit words at rows 1," in note and "as 2-bit words at rows 64)" in note
-    for token, prompt, expand in ((2.0, 1.0, True), (1.01, 1.0, False), (0.5, 1.0, False), (1.0, 3.0, True)):
-        monkeypatch.setattr(choose, "measure", lambda *_, t=token, p=prompt: {1: (t, 1.0), 64: (p, 1.0)})
-        model, _ = load(made["llama.t5"], policy(race="on"))
-        assert isinstance(model.layers[0].mlp.up_proj, nn.QuantizedLinear) == expand
+    # What was measured is what the next load goes by.
+    monkeypatch.setattr(choose, "measure", lambda *_: pytest.fail("measured again"))
+    again, _ = load(made["llama.t5"], policy(race="on"))
+    assert type(again.layers[0].mlp.up_proj) is type(model.layers[0].mlp.up_proj)
+    assert note.replace("t5=auto:", "t5=auto, measured before:") in report_of(again).notes
+    # Measured again by wish; a decision stays while the lead is near the line.
+    layers, held, _ = asked[0]
+    for lead, expand in ((1.5, True), (1.02, True), (1.0, False), (1.08, False), (1.1, True), (0.5, False)):
+        monkeypatch.setattr(choose, "measure", lambda *_, t=lead: contest.Contest(t, {1: (t, 1.0)}, 6))
+        assert decide(layers, held, policy(race="force")).expand == expand
     monkeypatch.setattr(choose, "_free_memory", lambda: 100)
-    monkeypatch.setattr(choose, "measure", lambda *_: {1: (9.0, 1.0)})
-    model, _ = load(made["llama.t5"], policy(race="on"))
-    assert isinstance(model.layers[0].mlp.up_proj, modules.T5Linear)
-    assert any("0 MB are free" in n for n in report_of(model).notes)
+    monkeypatch.setattr(choose, "measure", lambda *_: contest.Contest(9.0, {1: (9.0, 1.0)}, 6))
+    choice = decide(layers, held, policy(race="force"))
+    assert not choice.expand and "0 MB are free" in choice.note
 
 
 def test_stock_functions_with_the_backend_on(made):

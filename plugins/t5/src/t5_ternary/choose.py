@@ -2,13 +2,11 @@
 
 Expanded weights take 29 % more memory and run with whatever is installed for 2-bit weights. ``t5=auto`` measures both
 on the model's own largest layers, as the core would run them, and takes 2-bit words where they are faster and there is
-room for them.
+room for them. What was measured is remembered, so that a model is loaded the same way every time.
 """
 
 from __future__ import annotations
 
-import math
-import time
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +16,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from . import remembered
+from .contest import Contest, contest, timed
 from .layout import GROUP_BYTES
 from .modules import T5Embedding, T5Linear, T5SwitchLinear
 from .words import words
@@ -25,15 +25,15 @@ from .words import words
 if TYPE_CHECKING:
     from backend_core import Policy
 
-#: By how much 2-bit words must be faster to be worth their memory, and how much each number of rows weighs in that:
-#: a token, and a piece of a prompt.
-WORTH = 1.05
+#: By how much 2-bit words must be faster to be worth their memory, and by how much more or less where another decision
+#: was made before.
+WORTH, INERTIA = 1.05, 0.04
+#: How much each number of rows weighs in that: a token, and a piece of a prompt.
 WEIGHTS = {1: 0.75, 64: 0.25}
 #: Share of the free memory that expanding may take.
 MEMORY_SHARE = 0.5
 #: Layers are measured in turns over so many bytes, as far as the model has them, so that weights are cold.
 _COLD_BYTES = 64 << 20
-_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,21 @@ def decide(layers: Mapping[str, Any], held: Mapping[str, mx.array], policy: Poli
     largest = _largest(layers, held)
     if not largest:
         return Choice(False, "t5 weights stay packed (there is no layer to measure)")
-    times = measure([layers[p] for p in largest], [_arrays(held, p) for p in largest], policy)
-    parts = [f"{a * 1e6:.0f} us packed and {b * 1e6:.0f} us as 2-bit words at rows {m}" for m, (a, b) in times.items()]
-    what = f"{largest[0]}: {', '.join(parts)}"
-    lead = math.prod((a / b) ** WEIGHTS[m] for m, (a, b) in times.items())
-    if lead > WORTH:
-        return Choice(True, f"t5 weights became 2-bit words, {more} (t5=auto: {what})")
-    return Choice(False, f"t5 weights stay packed (t5=auto: {what})")
+    first = layers[largest[0]]
+    key = remembered.key(type(first).__name__, _arrays(held, largest[0]), len(largest), policy)
+    before = remembered.recall(key)
+    if before is not None and policy.race != "force":
+        expand, what, how = bool(before["expand"]), str(before["what"]), "t5=auto, measured before"
+    else:
+        worth = WORTH if before is None else WORTH - INERTIA if before["expand"] else WORTH + INERTIA
+        found = measure([layers[p] for p in largest], [_arrays(held, p) for p in largest], policy, worth)
+        parts = [f"{a * 1e6:.0f} us packed and {b * 1e6:.0f} us as 2-bit words at rows {m}"
+                 for m, (a, b) in found.times.items()]  # fmt: skip
+        expand, what, how = found.lead > worth, f"{largest[0]}: {', '.join(parts)}", "t5=auto"
+        remembered.keep(key, {"expand": expand, "what": what})
+    if expand:
+        return Choice(True, f"t5 weights became 2-bit words, {more} ({how}: {what})")
+    return Choice(False, f"t5 weights stay packed ({how}: {what})")
 
 
 def _free_memory() -> int | None:
@@ -103,20 +111,14 @@ def _largest(layers: Mapping[str, Any], held: Mapping[str, mx.array]) -> list[st
     return paths[: max(1, _COLD_BYTES // max(1, held[paths[0] + ".weight"].nbytes))]
 
 
-def measure(
-    empty: list[Any], arrays: list[dict[str, mx.array]], policy: Policy
-) -> dict[int, tuple[float, float]]:
-    """Rows -> seconds of a call, packed and as 2-bit words, each with the offers that win for it."""
+def measure(empty: list[Any], arrays: list[dict[str, mx.array]], policy: Policy, worth: float = WORTH) -> Contest:
+    """Packed layers against the same as 2-bit words, each with the offers that win for it.
+
+    worth: the lead that decides; the closer it is, the longer is measured.
+    """
     packed = [_filled(type(layer), layer, held) for layer, held in zip(empty, arrays, strict=True)]
     wide = [expanded(layer) for layer in packed]
-    runs = [_runner(packed, policy), _runner(wide, policy)]
-    result = {}
-    for rows in WEIGHTS:
-        times: tuple[list[float], list[float]] = ([], [])
-        for turn in (0, 1, 1, 0, 0, 1):
-            times[turn].append(runs[turn](rows))
-        result[rows] = min(times[0]), min(times[1])
-    return result
+    return contest(_runner(packed, policy), _runner(wide, policy), WEIGHTS, worth)
 
 
 def _filled(cls: type, layer: Any, arrays: Mapping[str, mx.array]) -> Any:
@@ -158,11 +160,7 @@ def _runner(layers: list[Any], policy: Policy) -> Any:
             x = x[:, :, None, None]
         mx.eval(x, rest, layers[0](x, *rest))
         some = layers if rows == 1 else layers[:2]
-        calls, begin = 0, time.perf_counter()
-        while calls == 0 or time.perf_counter() - begin < _SECONDS:
-            mx.eval([layer(x, *rest) for layer in some])
-            calls += len(some)
-        return (time.perf_counter() - begin) / calls
+        return timed(lambda: mx.eval([layer(x, *rest) for layer in some])) / len(some)
 
     return seconds
 
