@@ -1,6 +1,6 @@
 # Thin on purpose: everything but installing is Python.
 #   make demo    a real model, stock next to accelerated: a table; and a ternary model
-#   make test    the whole suite
+#   make test    the whole suite, in two processes (TEST_PROCESSES=0: in one, for --pdb)
 #   make bench   prompt and decode speed, interleaved
 PYTHON ?= python3
 VENV   ?= .venv
@@ -9,6 +9,7 @@ STAMPS := $(VENV)/.stamps
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 STEP   := $(PYTHON) tools/step.py
 UNAME  := $(shell uname -s)
+TEST_PROCESSES ?= 2
 
 MLX_VERSION    := 0.32.4
 MLX_LM_VERSION := 0.32.2
@@ -34,7 +35,7 @@ demo: $(STAMPS)/plugins $(STAMPS)/demo-model
 test: $(STAMPS)/plugins $(STAMPS)/demo-model $(STAMPS)/test
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS)
 
 bench: $(STAMPS)/plugins $(STAMPS)/demo-model
 	$(BIN)/mlx-accel bench generate
@@ -70,7 +71,7 @@ $(STAMPS)/demo-model: $(STAMPS)/base
 
 $(STAMPS)/test: $(STAMPS)/core
 	@$(STEP) "test tools and mlx-vlm" 60 $(PIP) install "mlx-vlm==0.7.10" "pytest>=8" "pytest-timeout>=2.3" \
-	  "hypothesis>=6.100" "pytest-benchmark>=5" "ruff>=0.12" "mypy>=1.15" "gguf>=0.17" "ziglang>=0.17"
+	  "pytest-xdist>=3.5" "hypothesis>=6.100" "pytest-benchmark>=5" "ruff>=0.12" "mypy>=1.15" "gguf>=0.17" "ziglang>=0.17"
 	@touch $@
 
 $(STAMPS)/docs: $(STAMPS)/base

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -110,25 +111,49 @@ def test_unknown_backend_lists_the_names(model_dir, tmp_path) -> None:
     assert "argument --backend: unknown backend 'acel' (available: accel, mlx)" in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["--backend", "accel", "--backend-option", "speed=1"],
-            "unknown option 'speed' (options: plugins, allow,",
-        ),
-        (["--backend", "accel", "--backend-option", "alow=lossy"], "Did you mean 'allow'?"),
-        (
-            ["--backend", "accel", "--backend-option", "race=maybe"],
-            "race='maybe': not one of 'on', 'off', 'force'",
-        ),
-        (["--backend", "accel", "--backend-option", "race"], "option 'race' needs a value: race=VALUE"),
-        (["--backend-option", "race=off"], "needs --backend NAME"),
-        (["--backend", "mlx", "--backend-option", "race=off"], "no meaning with the stock backend"),
-        (["--backend", "accel", "--model", "/no/such/model"], "/no/such/model does not exist"),
-    ],
-)
-def test_bad_options_exit_2_with_one_message(arguments, message, tmp_path) -> None:
+BAD_OPTIONS = [
+    (["--backend", "accel", "--backend-option", "speed=1"], "unknown option 'speed' (options: plugins, allow,"),
+    (["--backend", "accel", "--backend-option", "alow=lossy"], "Did you mean 'allow'?"),
+    (["--backend", "accel", "--backend-option", "race=maybe"], "race='maybe': not one of 'on', 'off', 'force'"),
+    (["--backend", "accel", "--backend-option", "race"], "option 'race' needs a value: race=VALUE"),
+    (["--backend-option", "race=off"], "needs --backend NAME"),
+    (["--backend", "mlx", "--backend-option", "race=off"], "no meaning with the stock backend"),
+    (["--backend", "accel", "--model", "/no/such/model"], "/no/such/model does not exist"),
+]
+
+
+@pytest.fixture(scope="module")
+def refusals(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str]]:
+    """Exit status and messages of mlx_lm.generate for each of BAD_OPTIONS; one process, which imports mlx-lm once."""
+    code = """
+import contextlib, importlib, io, json, sys
+command = importlib.import_module("mlx_lm.generate")
+out = []
+for arguments in json.loads(sys.argv[1]):
+    sys.argv, messages, status = ["mlx_lm.generate", *arguments], io.StringIO(), 0
+    with contextlib.redirect_stderr(messages):
+        try:
+            command.main()
+        except SystemExit as error:
+            status = error.code
+    out.append((status, messages.getvalue()))
+print(json.dumps(out))
+"""
+    lists = json.dumps([arguments for arguments, _ in BAD_OPTIONS])
+    result = run([sys.executable, "-c", code, lists], tmp_path_factory.mktemp("cache"))
+    assert result.returncode == 0, result.stderr
+    return [(status, text) for status, text in json.loads(result.stdout)]
+
+
+@pytest.mark.parametrize("i", range(len(BAD_OPTIONS)), ids=[" ".join(arguments) for arguments, _ in BAD_OPTIONS])
+def test_bad_options_exit_2_with_one_message(i, refusals) -> None:
+    status, text = refusals[i]
+    assert status == 2
+    assert text.count("error: ") == 1 and BAD_OPTIONS[i][1] in text and "Traceback" not in text
+
+
+def test_a_bad_option_on_the_real_command(tmp_path) -> None:
+    arguments, message = BAD_OPTIONS[0]
     result = run([sys.executable, "-m", "mlx_lm", "generate", *arguments], tmp_path)
     assert result.returncode == 2
     assert message in result.stderr and "Traceback" not in result.stderr

@@ -1,8 +1,7 @@
-"""These tests compile other people's kernels, which takes half a minute, so they run only when they are asked for."""
+"""The folders of mlx's kernels, in the installed mlx and in the wheel for Macs."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -10,31 +9,6 @@ from upstream_kernels import headers
 
 from backend_core.paths import cache_dir
 from backend_core.testing import lab
-
-GROUP = "upstream_kernels"
-_not_run = pytest.StashKey[int]()
-
-
-def _asked(config: pytest.Config) -> bool:
-    named = any(GROUP in argument for argument in config.args)
-    return named or GROUP in (config.option.markexpr or "") or os.environ.get("MLX_ACCEL_UPSTREAM") == "1"
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if _asked(config):
-        return
-    dropped = [i for i in items if i.get_closest_marker(GROUP)]
-    config.stash[_not_run] = len(dropped)
-    items[:] = [i for i in items if not i.get_closest_marker(GROUP)]
-    config.hook.pytest_deselected(items=dropped)
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if count := config.stash.get(_not_run, 0):
-        terminalreporter.write_line(
-            f"{count} tests of mlx's own Metal kernels were not run: they take half a minute and may download 78 MB. "
-            f"Ask for them with -m {GROUP} or MLX_ACCEL_UPSTREAM=1."
-        )
 
 
 @pytest.fixture(scope="session")
