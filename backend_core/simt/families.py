@@ -65,6 +65,19 @@ def family_for(families: Iterable[Family], facts: dict[str, Any]) -> Family | No
     return None
 
 
+def many_rows(
+    kernel: SimtKernel, device: str, facts: dict[str, Any], fixed: tuple[Any, ...], whole: Callable[[int], int]
+) -> Callable[[int], Callable[..., Any]]:
+    """`many` of :func:`product` by a kernel that makes tiles: ``whole(rows)`` is how many rows the tiles have that make
+    `rows`; one launch serves all for which it is the same."""
+
+    @functools.cache
+    def started(rows: int) -> Callable[..., Any]:
+        return kernel.bind(device, kernel.launch(**{**facts, "rows": rows}), fixed)
+
+    return lambda rows: started(whole(rows))
+
+
 def product(
     family: Family,
     facts: dict[str, Any],

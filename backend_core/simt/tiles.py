@@ -1,7 +1,7 @@
 """How kernels with ``kernels/simt/tiles_simdgroup.h`` are started: many rows on Metal, in tiles.
 
-A threadgroup of 128 lanes makes a tile of 32 or 64 rows and 64 columns. Row tiles follow each other in the grid, so that
-threadgroups that run together take the same weights.
+A threadgroup of 128 lanes makes a tile of 32 or 64 rows and 64 columns. Row tiles follow each other in the grid, so
+that threadgroups that run together take the same weights.
 """
 
 from __future__ import annotations
@@ -29,5 +29,5 @@ def tiles_launch(template: tuple[tuple[str, str | int | bool], ...], rows: int, 
 
 
 def tiles_bytes(rows: int, dtype: str) -> int:
-    """Threadgroup memory of both operands for tiles of `rows` rows of ``"float32"``, ``"float16"`` or ``"bfloat16"``."""
+    """Threadgroup memory of both operands, in tiles of `rows` rows of `dtype`: ``"float16"``."""
     return (rows + COLUMNS) * DEEP * (4 if dtype == "float32" else 2)

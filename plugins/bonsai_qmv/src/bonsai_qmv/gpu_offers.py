@@ -127,12 +127,8 @@ def product(family: Family, facts: dict[str, Any], fixed: tuple[mx.array, ...]) 
 
     large = many_rows(facts) or family.kernel
 
-    @functools.cache
-    def started(rows: int) -> Callable[..., Any]:
-        return large.bind(family.device, large.launch(**{**facts, "rows": rows}), fixed)
-
-    def many(rows: int) -> Callable[..., Any]:
-        return started(rows_of_tiles(rows) if large is AFFINE_QMM_SIMD else -(-rows // QMM_ROWS) * QMM_ROWS)
+    def whole(rows: int) -> int:
+        return rows_of_tiles(rows) if large is AFFINE_QMM_SIMD else -(-rows // QMM_ROWS) * QMM_ROWS
 
     def stock(x: mx.array) -> mx.array:
         w, scales, biases, bias = fixed
@@ -141,7 +137,7 @@ def product(family: Family, facts: dict[str, Any], fixed: tuple[mx.array, ...]) 
         y = mx.quantized_matmul(x, w, scales, biases, True, facts["group_size"], facts["bits"])
         return y + bias if facts["has_bias"] else y
 
-    return simt.product(family, facts, fixed, stock, many)
+    return simt.product(family, facts, fixed, stock, simt.many_rows(large, family.device, facts, fixed, whole))
 
 
 def symmetric_ratio(scales: mx.array, biases: mx.array) -> int:

@@ -18,16 +18,10 @@
 //            [j, j + 1) * 32 * SIMD_GROUPS / WARPS_M; each SIMD group 64 rows of 32 columns
 // Threadgroup memory   twice, for each row and column of a tile: 64 of T, and 2 floats for a row and 4 for a column
 //
-// A tile takes 64 values of k at a time. Values of x and codes lie in threadgroup memory in the order in which codes
-// are unpacked: word j of those that belong to one word of w has code j of its lower and of its upper half. 16 bytes of
-// a row are what one lane has of two matrix instructions, which sum in whatever order the operands have.
+// Values of x and codes lie in threadgroup memory in the order in which codes are unpacked: word j of those that belong
+// to one word of w has code j of its lower and of its upper half.
 
-constant constexpr int DEEP = 64;
-
-// Where 16 bytes `i` of a row are: rows alternate, so that a SIMD group's load meets every bank once.
-METAL_FUNC int slot(int row, int i) {
-  return row * 8 + (i ^ (row % 2 * 4));
-}
+#include "tiles_mma.h"
 
 // What depends on T: bits of codes that a mantissa has room for, the power of two above them, and a pair of them.
 template <typename T>
@@ -95,16 +89,7 @@ METAL_FUNC void affine_qmm(XP x, WP w, SP scales, SP biases, BP bias, device O* 
   const int groups = k_end / GS, steps = (k_end + DEEP - 1) / DEEP;
   const int row0 = simd_group % WARPS_M * 64, column0 = simd_group / WARPS_M * 32;
   float sums[4][4][4];
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
-        sums[i][j][e] = 0.0f;
-      }
-    }
-  }
+  mma_clear(sums);
   Ahead<HALF, X_TASKS, W_TASKS, FACTORS> ahead;
 #pragma unroll 1
   for (int step = -1; step < steps; step++) {
@@ -154,27 +139,7 @@ METAL_FUNC void affine_qmm(XP x, WP w, SP scales, SP biases, BP bias, device O* 
         float d[4][4][4];
 #pragma unroll
         for (int s = 0; s < PART / 32; s++) {
-          const int chunk = part * (PART / 8) + s * 4 + q;
-          uint4 a[4][2], b[4];
-#pragma unroll
-          for (int i = 0; i < 4; i++) {
-            a[i][0] = xt[slot(row0 + i * 16 + r, chunk)];
-            a[i][1] = xt[slot(row0 + i * 16 + 8 + r, chunk)];
-            b[i] = wt[slot(column0 + i * 8 + r, chunk)];
-          }
-#pragma unroll
-          for (int i = 0; i < 4; i++) {
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-              thread float* to = FOLDED ? sums[i][j] : d[i][j];
-              if (s == 0 && !FOLDED) {
-                mma_16x8x16_first<T>(to, a[i][0].x, a[i][1].x, a[i][0].y, a[i][1].y, b[j].x, b[j].y, lane);
-              } else {
-                mma_16x8x16<T>(to, a[i][0].x, a[i][1].x, a[i][0].y, a[i][1].y, b[j].x, b[j].y, lane);
-              }
-              mma_16x8x16<T>(to, a[i][0].z, a[i][1].z, a[i][0].w, a[i][1].w, b[j].z, b[j].w, lane);
-            }
-          }
+          mma_tile<T>(FOLDED ? sums : d, xt, wt, row0, column0, part * (PART / 8) + s * 4, s == 0 && !FOLDED, lane);
         }
         if (!FOLDED) {
           threadgroup const float* total = totals + here * (ROWS * PARTS);
@@ -257,20 +222,7 @@ METAL_FUNC void affine_qmm(XP x, WP w, SP scales, SP biases, BP bias, device O* 
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
   const float unit = FOLDED && BITS == 1 && SYMMETRIC == 1 ? 0.5f : 1.0f;
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
-        const int m = m_begin + row0 + i * 16 + e / 2 * 8 + r, n = n_begin + column0 + j * 8 + 2 * q + e % 2;
-        if (m < m_end && n < n_end) {
-          const float sum = sums[i][j][e] * unit;
-          y[long(m) * n_end + n] = O(HAS_BIAS ? sum + float(bias[n]) : sum);
-        }
-      }
-    }
-  }
+  mma_store<O, HAS_BIAS>(y, sums, bias, unit, m_begin + row0, m_end, n_begin + column0, n_end, lane);
 }
 
 // --- kernel affine_qmm ---
