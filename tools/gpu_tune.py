@@ -275,6 +275,8 @@ def tune(run: Any, todo: list[Variant] | None = None) -> None:
         empty = bench.function(Built(Path(folder) / "empty.cubin", 0, 0, 0, 320, 0))
         nothing = bench.graph(empty, (processors,), [(cp.zeros(1, np.float32),)])
         jobs = []
+        # Graphs know addresses, not arrays.
+        kept = []
         for variant, made in built:
             function = bench.function(made)
             for n in [n for n, k in SHAPES if k == variant.k]:
@@ -290,6 +292,7 @@ def tune(run: Any, todo: list[Variant] | None = None) -> None:
                     run.say(f"{variant.label} {n}x{variant.k}: {type(problem).__name__}: {str(problem)[:200]}")
                     continue
                 jobs.append((variant, made, n, graph, error, []))
+                kept.append(arguments)
         if not jobs:
             return
         bench.heat(jobs[0][3], 0.5)

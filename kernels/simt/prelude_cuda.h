@@ -192,11 +192,15 @@ METAL_FUNC uint popcount(uint v) {
   return __popc(v);
 }
 
-//: copy_vector copies_end copies_wait
-template <typename T>
-METAL_FUNC void copy_vector(uint4* to, const T* from) {
+//: copy_words copies_end copies_wait
+template <int COUNT, typename T>
+METAL_FUNC void copy_words(uint* to, const T* from) {
   const uint at = uint(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" : : "r"(at), "l"(from) : "memory");
+  if (COUNT == 4) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" : : "r"(at), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" : : "r"(at), "l"(from), "n"(COUNT * 4) : "memory");
+  }
 }
 METAL_FUNC void copies_end() {
   asm volatile("cp.async.commit_group;" : : : "memory");

@@ -10,8 +10,11 @@ METAL_FUNC constexpr bool aligned(P) {
   return true;
 }
 
-//: bits_of load_words stream_words copy_vector
+//: bits_of load_words stream_words copy_words
 METAL_FUNC uint bits_of(uint v) {
+  return v;
+}
+METAL_FUNC uint bits_of(uchar v) {
   return v;
 }
 METAL_FUNC uint bits_of(float v) {
@@ -145,21 +148,22 @@ METAL_FUNC void mma_bits_first(thread int* d, uint a0, uint a1, uint b, ushort l
   }
 }
 
-//: copy_vector copies_end copies_wait
-// Copies 16 bytes to threadgroup memory, from a multiple of 16 bytes; on CUDA without waiting. Copies up to a copies_end
-// are a bundle, and copies_wait<LEFT> waits until all but the last LEFT bundles of this lane are there; a barrier then
-// shows them to other lanes.
-template <typename P>
-METAL_FUNC void copy_vector(threadgroup uint4* to, P from) {
-  constexpr int STEP = 4 / int(sizeof(from[0]));
-  uint words[4];
-  for (int i = 0; i < 4; i++) {
-    words[i] = STEP == 2 ? bits_of(from[i * STEP]) | bits_of(from[i * STEP + STEP - 1]) << 16 : bits_of(from[i]);
+//: copy_words copies_end copies_wait
+// Copies 1, 2 or 4 words to threadgroup memory, between multiples of as many; on CUDA without waiting. Copies up to a
+// copies_end are a bundle, and copies_wait<LEFT> waits until all but the last LEFT bundles of this lane are there; a
+// barrier then shows them to other lanes.
+template <int COUNT, typename P>
+METAL_FUNC void copy_words(threadgroup uint* to, P from) {
+  constexpr int EACH = 4 / int(sizeof(from[0]));
+#pragma unroll
+  for (int i = 0; i < COUNT; i++) {
+    uint word = 0;
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+      word |= bits_of(from[i * EACH + j]) << (32 / EACH * j % 32);
+    }
+    to[i] = word;
   }
-  to->x = words[0];
-  to->y = words[1];
-  to->z = words[2];
-  to->w = words[3];
 }
 METAL_FUNC void copies_end() {}
 template <int LEFT>

@@ -28,6 +28,8 @@
 // have. A matrix instruction takes 16 columns and 8 planes of one group. Lane (r, q) of 8 x 4 is given its sums of
 // columns r and r + 8 for planes 6 q ... 6 q + 5 by three of them, which it puts together with shifts.
 
+#include "pieces.h"
+
 // 16 words as two matrices of 16 x 16 bits, their lower and their higher halves, each transposed: bit k of half h of word
 // i becomes bit i of half h of word k.
 METAL_FUNC void transpose_bits(thread uint* a) {
@@ -158,7 +160,7 @@ METAL_FUNC void fetch_scales(threadgroup uint4* to, SP from, int tile, int octet
       const int at = lane + 32 * i, column = at / PER;
       if (column < 16) {
         const long row = min(tile * 16 + column, n_end - 1);
-        copy_vector(to + at, from + (row * groups + octet * 8 + at % PER * (8 / PER)));
+        copy_words<4>((threadgroup uint*)(to + at), from + (row * groups + octet * 8 + at % PER * (8 / PER)));
       }
     }
   } else {
@@ -174,8 +176,9 @@ METAL_FUNC void fetch_scales(threadgroup uint4* to, SP from, int tile, int octet
 
 // Columns beyond the end are the last one again; groups beyond the end are the last one, and meet zeros.
 template <typename S, int SYMMETRIC, bool VECTORS, bool WHOLE, typename WP, typename SP>
-METAL_FUNC void fetch_piece(threadgroup uint4* to, WP w, SP scales, SP biases, int tile, int octet, int n_end,
-                            int groups, ushort lane) {
+METAL_FUNC void fetch_piece(threadgroup uint4* to, WP w, SP scales, SP biases, thread const Place& at,
+                            int n_end, int groups, ushort lane) {
+  const int tile = at.tile, octet = at.octet;
   typedef Piece<S, SYMMETRIC> P;
   const int group = min(octet * 8 + lane % 8, groups - 1);
 #pragma unroll
@@ -184,7 +187,7 @@ METAL_FUNC void fetch_piece(threadgroup uint4* to, WP w, SP scales, SP biases, i
     const long n = min(tile * 16 + column, n_end - 1);
     threadgroup uint4* place = to + (column * 9 + lane % 8);
     if (VECTORS) {
-      copy_vector(place, w + (n * groups + group) * 4);
+      copy_words<4>((threadgroup uint*)place, w + (n * groups + group) * 4);
     } else {
       uint words[4];
       stream_words<4, false>(words, w + (n * groups + group) * 4);
@@ -218,11 +221,6 @@ METAL_FUNC void take_eight(thread float* to, threadgroup const uint4* from) {
   }
 }
 
-// Where a SIMD group is: tiles first, first + step ... of a turn, and which octet of which of them.
-struct Cursor {
-  int first, item;
-};
-
 template <typename T, typename S, typename O, int ROWS, int SIMD_GROUPS, int ITEMS, int DEPTH, int SYMMETRIC,
           bool HAS_BIAS, bool VECTORS, bool WHOLE, typename XP, typename WP, typename SP, typename BP>
 METAL_FUNC void affine_bits(XP x, WP w, SP scales, SP biases, BP bias, device O* y, threadgroup uint4* planes,
@@ -230,35 +228,21 @@ METAL_FUNC void affine_bits(XP x, WP w, SP scales, SP biases, BP bias, device O*
                             threadgroup uint4* stage, threadgroup float* part, threadgroup uint* odd, int m_end,
                             int n_end, int k_end, int m_begin, int first, int step, ushort simd_group, ushort lane) {
   typedef Piece<S, SYMMETRIC> P;
-  const int r = lane / 4, q = lane % 4, groups = k_end / 128, octets = (groups + 7) / 8, tiles = (n_end + 15) / 16;
-  const int at_once = ITEMS / octets, most = at_once * octets;
-  // item / octets == item * reciprocal >> 16 for the numbers there can be.
-  const uint reciprocal = 65536u / uint(octets) + 1u;
+  const int r = lane / 4, q = lane % 4, groups = k_end / 128, octets = (groups + 7) / 8;
   threadgroup uint4* own = stage + simd_group * (DEPTH * P::SIZE);
   // x first: the pieces of all threadgroups together keep memory busy for some time.
   uint raw[8];
   load_x<ROWS, VECTORS>(raw, x, simd_group * 4, m_begin, m_end, groups, lane);
   simdgroup_barrier(mem_flags::mem_device);
-  Cursor ahead;
-  ahead.first = first;
-  ahead.item = simd_group;
-  int slot = 0;
+  const Pieces pieces = pieces_of(ITEMS, octets, step, (n_end + 15) / 16);
+  Place ahead = place_of(pieces, first, simd_group);
 #pragma unroll
-  for (int d = 0; d < DEPTH; d++) {
-    const int in_turn = int(uint(ahead.item) * reciprocal >> 16), tile = ahead.first + in_turn * step;
-    if (d < DEPTH - 1) {
-      if (ahead.item < most && tile < tiles) {
-        fetch_piece<S, SYMMETRIC, VECTORS, WHOLE>(own + d * P::SIZE, w, scales, biases, tile,
-                                                  ahead.item - in_turn * octets, n_end, groups, lane);
-        ahead.item += SIMD_GROUPS;
-        const int next = int(uint(ahead.item) * reciprocal >> 16);
-        if (ahead.item >= most || ahead.first + next * step >= tiles) {
-          ahead.first += at_once * step;
-          ahead.item = simd_group;
-        }
-      }
-      copies_end();
+  for (int d = 0; d < DEPTH - 1; d++) {
+    if (ahead.there) {
+      fetch_piece<S, SYMMETRIC, VECTORS, WHOLE>(own + d * P::SIZE, w, scales, biases, ahead, n_end, groups, lane);
+      ahead = place_after(pieces, ahead, SIMD_GROUPS, simd_group);
     }
+    copies_end();
   }
   stage_bits<T, ROWS, SIMD_GROUPS, VECTORS>((threadgroup ushort*)planes, (threadgroup float*)units,
                                             (threadgroup float*)totals, (threadgroup float*)sums, odd, raw, x, m_begin,
@@ -266,27 +250,20 @@ METAL_FUNC void affine_bits(XP x, WP w, SP scales, SP biases, BP bias, device O*
   threadgroup_barrier(mem_flags::mem_threadgroup);
   const float weight = as_type<float>((127u + 6u * uint(q)) << 23);
   const int top = q == 3 ? -16 : 32;
-  for (; first < tiles; first += at_once * step) {
-    const int here = min(at_once, (tiles - first + step - 1) / step), items = here * octets;
+  int slot = 0;
+  for (; first < pieces.tiles; first += pieces.at_once * step) {
+    const int here = pieces_in_turn(pieces, first);
 #pragma unroll 1
-    for (int item = simd_group; item < items; item += SIMD_GROUPS) {
+    for (int item = simd_group; item < here; item += SIMD_GROUPS) {
       copies_wait<DEPTH - 2>();
       simdgroup_barrier(mem_flags::mem_threadgroup);
       // Into the place of the piece before, which all lanes are done with.
-      {
-        const int in_turn = int(uint(ahead.item) * reciprocal >> 16), tile = ahead.first + in_turn * step;
-        if (ahead.item < most && tile < tiles) {
-          fetch_piece<S, SYMMETRIC, VECTORS, WHOLE>(own + (slot == 0 ? DEPTH - 1 : slot - 1) * P::SIZE, w, scales,
-                                                    biases, tile, ahead.item - in_turn * octets, n_end, groups, lane);
-          ahead.item += SIMD_GROUPS;
-          const int next = int(uint(ahead.item) * reciprocal >> 16);
-          if (ahead.item >= most || ahead.first + next * step >= tiles) {
-            ahead.first += at_once * step;
-            ahead.item = simd_group;
-          }
-        }
-        copies_end();
+      if (ahead.there) {
+        fetch_piece<S, SYMMETRIC, VECTORS, WHOLE>(own + (slot == 0 ? DEPTH - 1 : slot - 1) * P::SIZE, w, scales,
+                                                  biases, ahead, n_end, groups, lane);
+        ahead = place_after(pieces, ahead, SIMD_GROUPS, simd_group);
       }
+      copies_end();
       threadgroup const uint4* piece = own + slot * P::SIZE;
       threadgroup const uint* words = (threadgroup const uint*)piece;
       slot = slot == DEPTH - 1 ? 0 : slot + 1;
@@ -304,7 +281,7 @@ METAL_FUNC void affine_bits(XP x, WP w, SP scales, SP biases, BP bias, device O*
                                          : fma(0.5f, scale[h][i], offset[h][i]);
         }
       }
-      const int octet = item - int(uint(item) * reciprocal >> 16) * octets;
+      const int octet = item - tile_in_turn(pieces, item) * octets;
       float parts[ROWS][2], offsets[ROWS][2];
 #pragma unroll
       for (int m = 0; m < ROWS; m++) {
@@ -364,13 +341,10 @@ METAL_FUNC void affine_bits(XP x, WP w, SP scales, SP biases, BP bias, device O*
       }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (int i = simd_group * 32 + lane; i < here * 16 * ROWS; i += SIMD_GROUPS * 32) {
+    for (int i = simd_group * 32 + lane; i < here / octets * 16 * ROWS; i += SIMD_GROUPS * 32) {
       const int column = i % 16, m = i / 16 % ROWS, tile = i / 16 / ROWS;
       const int n = (first + tile * step) * 16 + column;
-      float sum = 0.0f;
-      for (int octet = 0; octet < octets; octet++) {
-        sum += part[((tile * octets + octet) * ROWS + m) * 16 + column];
-      }
+      float sum = sum_of_pieces<ROWS>(part, tile, octets, m, column);
       uint unusual = 0;
 #pragma unroll
       for (int s = 0; s < SIMD_GROUPS; s++) {
@@ -389,7 +363,7 @@ METAL_FUNC void affine_bits(XP x, WP w, SP scales, SP biases, BP bias, device O*
         y[long(m_begin + m) * n_end + n] = O(HAS_BIAS ? sum + float(bias[n]) : sum);
       }
     }
-    if (first + at_once * step < tiles) {
+    if (first + pieces.at_once * step < pieces.tiles) {
       threadgroup_barrier(mem_flags::mem_threadgroup);
     }
   }
