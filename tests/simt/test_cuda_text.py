@@ -48,3 +48,11 @@ def test_a_syntax_error_is_shown_at_its_line(nvcc, tmp_path) -> None:
     broken = dataclasses.replace(ROW_SUMS, source=source)
     with pytest.raises(CudaError, match=r'broken\.metal\(5\): error: identifier "missing" is undefined'):
         compile_cuda(broken, LAUNCH, {"x": "float16"}, {"y": "float16"})
+
+
+def test_stream_words_refuses_elements_of_two_bytes(nvcc, tmp_path) -> None:
+    source = tmp_path / "streamed.metal"
+    source.write_text("// --- kernel copied ---\nuint words[2];\nstream_words<2, false>(words, x);\ny[0] = words[1];\n")
+    streamed = dataclasses.replace(COPIED, source=source)
+    with pytest.raises(CudaError, match="stream_words takes elements of four bytes"):
+        compile_cuda(streamed, streamed.launch(n=32), {"x": "float16"}, {"y": "uint32"})

@@ -10,7 +10,7 @@ import pytest
 from rows import COPIED, ROW_SUMS
 
 from backend_core.kernels_registry import Registry
-from backend_core.simt import Launch, arguments, check_shapes
+from backend_core.simt import Launch, SimtKernel, arguments, check_shapes
 from backend_core.testing import lab
 
 
@@ -85,3 +85,18 @@ def test_the_lab_runs_it() -> None:
         np.testing.assert_allclose(result.outputs[0], want, atol=1e-4)
         assert result.report.buffers["x"].bytes_read == x.nbytes
         assert result.report.threadgroup_bytes == ROW_SUMS.threadgroup_bytes(launch)
+
+
+@pytest.mark.lab
+def test_stream_words_refuses_elements_of_two_bytes(tmp_path) -> None:
+    source = tmp_path / "streamed.metal"
+    source.write_text("// --- kernel streamed ---\nuint words[2];\nstream_words<2, false>(words, x);\ny[0] = words[1];\n")
+    kernel = SimtKernel("streamed", source, ("x",), ("y",), (), lambda *, n: Launch((), (n, 1, 1), (n, 1, 1)))
+
+    def launch(x: np.ndarray) -> lab.Result:
+        return kernel.lab()(inputs=[x], output_shapes=[(1,)], output_dtypes=[lab.uint32],
+                            **arguments(kernel.launch(n=32), lab))  # fmt: skip
+
+    assert launch(np.arange(8, dtype=np.uint32)).outputs[0][0] == 1
+    with pytest.raises(lab.LabError, match="stream_words takes elements of four bytes"):
+        launch(np.arange(8, dtype=np.uint16).astype(np.float16))
