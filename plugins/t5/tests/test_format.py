@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from t5_ternary import convert, layout, reference
+from t5_ternary import convert, layout, reference, words
 
 GROUPS = (64, 128)
 
@@ -126,3 +126,31 @@ def test_negated_flips_the_sign_of_every_number(dtype):
     assert np.array_equal(np.signbit(convert.negated(bits).view(dtype)), ~np.signbit(values))
     with pytest.raises(TypeError):
         convert.negated(values.astype(np.float64))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(GROUPS), st.integers(0, 7), st.integers(1, 6), st.booleans())
+def test_words_of_kernel_and_operations_are_those_of_the_conversion(group, n, groups, experts):
+    lead = (n, 3) if experts else (n,)
+    packed = reference.pack(random_trits(n, int(np.prod(lead)), group * groups), group)
+    want = convert.to_affine(packed, group).reshape(*lead, groups * group // 16)
+    given_ = mx.array(packed).reshape(*lead, packed.shape[-1])
+    for made in (words.words(given_, group), words.operations(given_, group)):
+        assert made.dtype == mx.uint32 and made.shape == want.shape
+        assert np.array_equal(np.array(made), want)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_words_of_all_codes_in_blocks_and_views(group):
+    """More groups than the conversion takes at a time, every code in every place, rows that are picked."""
+    size = layout.GROUP_BYTES[group]
+    n = convert._GROUPS // 8 + 7
+    trits = np.random.default_rng(0).integers(0, 3, (n, 9 * group), dtype=np.uint8)
+    packed = reference.pack(trits, group)
+    assert all(len(np.unique(packed.reshape(-1, size)[:, b])) == 243 for b in range(size - 1))
+    want = (trits.reshape(n, -1, 16).astype(np.uint64) << (2 * np.arange(16, dtype=np.uint64))).sum(-1)
+    assert np.array_equal(convert.to_affine(packed, group), want)
+    assert np.array_equal(np.array(words.words(mx.array(packed), group)), want)
+    picked = np.array(words.words(mx.array(packed)[mx.array([5, 0, 5])], group))
+    assert np.array_equal(picked, want[[5, 0, 5]])
+    assert np.array_equal(np.array(words.words(mx.array(packed)[::3], group)), want[::3])

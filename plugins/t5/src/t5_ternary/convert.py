@@ -1,7 +1,7 @@
 """Between t5 bytes and mlx's affine 2-bit words, in numpy, by tables.
 
-Twenty weights are five bytes of 2-bit codes and four bytes of t5. Both directions go through one table that relates ten
-bits (five codes) with one t5 byte; nothing is ever widened to one number a weight. Codes equal trits, so that an affine
+Twenty weights are five bytes of 2-bit codes and four bytes of t5. Both directions go through tables that relate ten
+bits (five codes) with one t5 byte, or twenty with two; nothing is ever widened to one number a weight. Codes equal trits, so that an affine
 2-bit matrix with bias = -scale and its t5 form are the same weights, bit for bit.
 """
 
@@ -52,22 +52,48 @@ def from_affine(words: np.ndarray, group_size: int) -> np.ndarray | None:
     return np.ascontiguousarray(packed).reshape(*lead, words.shape[-1] * 16 // group_size * size)
 
 
+@functools.cache
+def _pairs() -> np.ndarray:
+    """Two bytes -> twenty bits of codes, uint32."""
+    _, to_bits = _tables()
+    low = to_bits.astype(np.uint32)
+    return (low[None, :] | low[:, None] << np.uint32(10)).reshape(-1)
+
+
+#: The words of 128 weights from numbers of twenty bits: (number, shift to the left, or to the right below 0).
+_WORDS = (
+    ((0, 0), (1, 20)), ((1, -12), (2, 8), (3, 28)), ((3, -4), (4, 16)), ((4, -16), (5, 4), (6, 24)),
+    ((6, -8), (7, 12)), ((8, 0), (9, 20)), ((9, -12), (10, 8), (11, 28)), ((11, -4), (12, 16)),
+)  # fmt: skip
+#: Groups at a time, so that everything stays in a cache.
+_GROUPS = 8192
+
+
 def to_affine(packed: np.ndarray, group_size: int) -> np.ndarray:
     """t5 bytes (..., columns) uint8 -> 2-bit codes (..., k / 16) uint32.
 
     The inverse of :func:`from_affine`. The bytes must be valid: see :func:`first_fault`.
     """
-    _, to_bits = _tables()
     lead, size = packed.shape[:-1], GROUP_BYTES[group_size]
     data = np.ascontiguousarray(packed).reshape(-1, size)
-    fours = -(-size // 4)
-    numbers = np.zeros((len(data), fours), np.uint64)
-    for i in range(4):
-        part = to_bits[data[:, i::4]].astype(np.uint64) << np.uint64(10 * i)
-        numbers[:, : part.shape[1]] |= part
-    codes = numbers.view(np.uint8).reshape(len(data), fours, 8)[..., :5].reshape(len(data), 5 * fours)
-    words = np.ascontiguousarray(codes[:, : group_size // 4]).view("<u4").astype(np.uint32)
+    table, even = _pairs(), size + size % 2
+    words = np.empty((len(data), group_size // 16), np.uint32)
+    for begin in range(0, len(data), _GROUPS):
+        part = data[begin : begin + _GROUPS]
+        if even > size:
+            part = np.pad(part, ((0, 0), (0, 1)))
+        numbers = np.take(table, np.ascontiguousarray(part.view("<u2").T), mode="wrap")  # nothing wraps: no checks
+        other = np.empty(len(part), np.uint32)
+        for j, terms in enumerate(_WORDS[: group_size // 16]):
+            word = _shifted(numbers, *terms[0])
+            for i, shift in terms[1:]:
+                word |= _shifted(numbers, i, shift, other)
+            words[begin : begin + len(part), j] = word
     return words.reshape(*lead, packed.shape[-1] // size * group_size // 16)
+
+
+def _shifted(numbers: np.ndarray, i: int, shift: int, out: np.ndarray | None = None) -> np.ndarray:
+    return (np.left_shift if shift >= 0 else np.right_shift)(numbers[i], np.uint32(abs(shift)), out=out)
 
 
 def first_fault(packed: np.ndarray, group_size: int) -> str:

@@ -26,6 +26,7 @@ KINDS = ("linear", "embedding", "switch")
 SYMBOL = "t5_matmul"
 EXPERTS = "t5_experts"
 FACTS = "t5_facts"
+WORDS = "t5_words"
 
 
 def library() -> Any:
@@ -44,6 +45,7 @@ def register_kernels(registry: Registry) -> None:
     if library().is_file() or not _on_gpu():
         registry.cpu(name="matmul", library=library(), symbol=SYMBOL, exactness="rounding")
         registry.cpu(name="experts", library=library(), symbol=EXPERTS, exactness="rounding")
+        registry.cpu(name="words", library=library(), symbol=WORDS, exactness="bitwise")
 
 
 def _cases(kernel: SimtKernel) -> Iterable[Any]:

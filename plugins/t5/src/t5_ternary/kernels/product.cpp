@@ -28,6 +28,8 @@
  *            4  bias    (experts, n)  optional
  * Parameters as above
  *
+ * t5_words: see words.h.
+ *
  * Reads nothing outside W's first and last byte and the elements of its other inputs, writes every element of y.
  */
 #include <math.h>
@@ -36,6 +38,7 @@
 #include "experts.h"
 #include "facts.h"
 #include "problem.h"
+#include "words.h"
 
 namespace t5 {
 namespace {
@@ -220,4 +223,26 @@ ACCEL_KERNEL void t5_facts(const accel_call* call) {
   t5::Problem p;
   if (const char* wrong = t5::describe(call, p, true)) return t5::refuse(call, "t5_facts", wrong);
   if (t5::gather_bytes(p, call->inputs[1])) t5::facts(p);
+}
+
+ACCEL_KERNEL void t5_words(const accel_call* call) {
+  const char* wrong = NULL;
+  if (call->n_inputs != 1 || call->n_outputs != 1 || call->n_params != 1) {
+    return t5::refuse(call, "t5_words", "expects input W, one output and parameter group_size");
+  }
+  const accel_array *w = call->inputs[0], *y = call->outputs[0];
+  const int64_t group = call->params[0].i, size = group / 64 * t5::kChunkBytes;
+  if (group != 64 && group != 128) {
+    wrong = "group_size must be 64 or 128";
+  } else if (w->dtype != ACCEL_UINT8 || w->ndim < 1 || w->shape[w->ndim - 1] % size) {
+    wrong = "W must be uint8 (..., k / 64 * 13)";
+  } else if (w->shape[w->ndim - 1] > 1 && w->strides[w->ndim - 1] != 1) {
+    wrong = "rows of W must have no gaps";
+  } else if (y->dtype != ACCEL_UINT32 || y->ndim < 1 || y->size * size != w->size * (group / 16)) {
+    wrong = "y must be uint32 (..., k / 16)";
+  }
+  if (wrong) return t5::refuse(call, "t5_words", wrong);
+  if (y->size == 0) return;
+  const int64_t groups = w->shape[w->ndim - 1] / size;
+  t5::make_words(call, w, (uint32_t*)y->data, w->size / (groups * size), groups, group);
 }

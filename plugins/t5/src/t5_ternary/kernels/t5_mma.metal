@@ -1,5 +1,5 @@
-// Products of 1 to 8 rows with t5 weights by matrix instructions: the weights of 16 columns are one operand, rows of x the
-// other, so that the time hardly depends on the number of rows.
+// Products of 1 to 8 rows with t5 weights by matrix instructions on bytes: weights of 16 columns are one operand, rows of x
+// as integers in three bytes the other.
 //
 //   y[m, n] = sum_k x[m, k] * scales[n, k / GS] * trit[n, k]  (+ bias[n])        trit in -1, 0, 1
 //
@@ -7,310 +7,473 @@
 //            as in t5_qmv.metal, bias unread unless HAS_BIAS
 // Output     y (..., N) of O
 //
-// Template   GS 64 or 128; ROWS 1, 2, 4 or 8, rows of x at a time; WHOLE if a row of w is a multiple of 16 bytes; ROOM
-//            quads of pieces have room in threadgroup memory, at least as many as a row of w has: its bytes over 64,
-//            rounded up
+// Template   GS 64 or 128; ROWS 1, 2 or 4, rows of x at a time; ROOM octets have room in threadgroup memory, at least
+//            K / 1024 rounded up; ITEMS pieces of work at a time, at least ROOM; DEPTH pieces, at least 2, that a SIMD
+//            group has memory for; ALIGN 16 if K is a multiple of 1024, else 8, 4 or 1, which the bytes of a row of w
+//            are a multiple of; RATIO: scales of a row of w differ by no more than RATIO / 16 times
 // Edges      any N; any M; K is a multiple of GS; N * K / GS is less than 2^31
-// Bytes      as in t5_qmv.metal, read once for each ROWS rows of x. Scales are read by every lane that has a part of the
-//            group: about three times, from nearby
-// Numbers    exactness `rounding`: a weight is plus or minus a scale, exact in T; products exact, sums in float32.
-//            Row-invariant: the order of sums does not depend on M, ROWS or ROOM. It depends on SIMD_GROUPS, which must
-//            follow from the layer alone
+// Bytes      as in t5_qmv.metal, read once for each ROWS rows of x
+// Numbers    exactness `rounding`. x in a group becomes integers v of 22 bits, x ~ v * unit with unit 2^-20 of the highest
+//            power of two in the largest number of the group (1/128 above it counts as the next one). Sums over a group
+//            are exact and meet its scale in float32. What is lost by v is a fifth of the bound or less for five standard
+//            deviations, if for the row of x
+//              16.4 * RATIO / 16 * sqrt(sum over groups of unit^2) <= 4 * sqrt(K) * 2^-24 * sum over groups of A
+//            where A is sum(min(|x|, c)) - GS / 2 * c with c = 2^-5 of the group's largest number: what is left of |x| if
+//            the larger half meets weights of zero. Other rows, those with infinities and NaN among them, are summed up
+//            in float32 by all lanes. Row-invariant: no order of sums depends on M, ROWS, ROOM, ITEMS, DEPTH or
+//            SIMD_GROUPS
 // Geometry   threadgroups of 32 * SIMD_GROUPS lanes, as many as the device holds at once. Threadgroup (i, j) of (I, J)
-//            makes columns [t, t + 1) * 16 of rows [j, j + 1) * ROWS for t = i, i + I, i + 2 I ... Each SIMD group takes
-//            a share of the quads, in their order
-// Threadgroup memory   SIMD_GROUPS * 16 * ROWS floats twice, and for each quad with room 640 * ROWS bytes
+//            makes columns [t, t + 1) * 16 of rows [j, j + 1) * ROWS for t = i, i + I, i + 2 I ... An octet, 1024 weights
+//            or 208 bytes, of 16 columns is a piece of work; SIMD groups take them in turns (pieces.h)
+// Threadgroup memory   SIMD_GROUPS * DEPTH * (3328 + 32768 / GS) bytes, of which the last SIMD_GROUPS * (3328 + 32768 / GS)
+//            are x in the beginning: at least 2048 * ROOM * ROWS; ITEMS * 64 * ROWS; for each octet with room ROWS * (3420
+//            + 96), with GS 64 ROWS * (3900 + 192)
 //
-// A row of w is cut into pieces of 16 bytes, whatever group they are of, and each lane of four has one: no lane waits for
-// others, and none reads across. Two neighbouring bytes become two numbers in the halves of a word, and five words with
-// a trit of each; times their scales they are operands. x is staged in that order once per threadgroup.
+// A byte b of five trits t0 ... t4 gives b, b / 3, b / 9, b / 27, b / 81 rounded down, and tj = (b / 3^j) - 3 (b / 3^(j+1)).
+// So sum tj vj = sum (b / 3^j) (vj - 3 v(j-1)): the quotients are operands as they are, and what they meet is made of x
+// once. Quotients come by one multiplication in half, two at a time: 1280 + b times a third plus 853 rounds to 1280 + b / 3,
+// whose lower byte is the quotient.
+//
+// Four lanes take a word each of a column, whatever group it is of: 16 bytes at a time, thirteen times, and none idles.
+// Groups lie across these steps, so sums are kept apart by the group's number modulo CLASSES, in columns of the other
+// operand that are zero where the group is of another class: 4 * (class % 2) + i for byte i of the integers. Where a group
+// ends, its sums are put together and multiplied with its scale.
 
-// Two numbers in the halves of a word.
-#ifdef __CUDACC__
-// 1024 + byte in half, for the lower or the upper two bytes of a word.
-METAL_FUNC uint bytes_of(uint w, bool upper) {
-  return __byte_perm(w, 0x64u, upper ? 0x4342u : 0x4140u);
-}
-// 16 bytes at a multiple of 16, which need not stay in a cache.
-METAL_FUNC void stream_piece(uint* to, const uchar* from) {
-  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "l"(from));
-}
-METAL_FUNC uint half_pair_add(uint a, uint b) {
-  uint r;
-  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
-  return r;
-}
-METAL_FUNC uint half_pair_fma(uint a, uint b, uint c) {
-  uint r;
-  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
-  return r;
-}
-template <typename T>
-METAL_FUNC uint pair_times(uint a, uint b) {
-  uint r;
-  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
-  return r;
-}
-template <>
-METAL_FUNC uint pair_times<bfloat>(uint a, uint b) {
-  uint r;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(0x80008000u));
-  return r;
-}
-#else
-template <typename P>
-METAL_FUNC void stream_piece(thread uint* to, P from) {
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    to[i] = from[4 * i] | (uint(from[4 * i + 1]) << 8) | (uint(from[4 * i + 2]) << 16) | (uint(from[4 * i + 3]) << 24);
-  }
-}
-METAL_FUNC uint bytes_of(uint w, bool upper) {
-  const uint v = upper ? w >> 16 : w;
-  return (v & 0xffu) | ((v & 0xff00u) << 8) | 0x64006400u;
-}
-METAL_FUNC uint half_pair_fma(uint a, uint b, uint c) {
-  const half low = half(fma(low_value<half>(a), low_value<half>(b), low_value<half>(c)));
-  const half high = half(fma(high_value<half>(a), high_value<half>(b), high_value<half>(c)));
-  return bits_of(low) | (bits_of(high) << 16);
-}
-METAL_FUNC uint half_pair_add(uint a, uint b) {
-  return half_pair_fma(a, 0x3c003c00u, b);
-}
-template <typename T>
-METAL_FUNC uint pair_times(uint a, uint b) {
-  const T low = T(low_value<T>(a) * low_value<T>(b)), high = T(high_value<T>(a) * high_value<T>(b));
-  return bits_of(low) | (bits_of(high) << 16);
-}
-#endif
+#include "pieces.h"
 
-// The bits of 1.875 in half are those of 1 in bfloat: for bfloat all numbers are 1.875 times what they are for half.
-template <typename T>
-struct Trits {
-  static constant constexpr bool STRETCHED = false;
-  // 1 / 3, 1, -1536
-  static constant constexpr uint THIRD = 0x35553555u, UNIT = 0x3c003c00u, BACK = 0xe600e600u;
-};
-template <>
-struct Trits<bfloat> {
-  static constant constexpr bool STRETCHED = true;
-  // 1 / 5.625, 1.875, -2880
-  static constant constexpr uint THIRD = 0x31b031b0u, UNIT = 0x3f803f80u, BACK = 0xe9a0e9a0u;
-};
-
-// Trits of two bytes, the lowest first, as pairs of T times `scale`.
-template <typename T>
-METAL_FUNC void weights_of(thread uint* weights, uint bytes, uint scale) {
-  uint rest = half_pair_add(bytes, 0xe479e479u);  // -1145
-  if (Trits<T>::STRETCHED) {
-    rest = half_pair_fma(rest, Trits<T>::UNIT, 0x80008000u);
-  }
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    // Adding 1536 leaves no place for a fraction: the integer next to a third.
-    uint next = half_pair_fma(rest, Trits<T>::THIRD, 0x66006600u);
-    next = Trits<T>::STRETCHED ? half_pair_fma(next, Trits<T>::UNIT, Trits<T>::BACK)
-                               : half_pair_add(next, Trits<T>::BACK);
-    weights[i] = pair_times<T>(half_pair_fma(next, 0xc200c200u, rest), scale);  // -3
-    rest = next;
-  }
-  weights[4] = pair_times<T>(rest, scale);
-}
-
-// What a lane fetches of a quad for one column: its piece, and the scales of the groups that the piece has bytes of.
 template <int GS>
-struct Piece {
-  static constant constexpr int BYTES = GS == 128 ? 26 : 13, GROUPS = GS == 128 ? 2 : 3;
-  uint words[4], scales[GROUPS];
+struct Format {
+  // Bytes of a group, groups of an octet, and classes of groups; two groups of a class are never in one step.
+  static constant constexpr int BYTES = GS == 128 ? 26 : 13, GROUPS = 1024 / GS, CLASSES = GS == 128 ? 2 : 4;
+  // Words that have bytes of a group, and one slot for each in an octet, and one of zeros.
+  static constant constexpr int WORDS = GS == 128 ? 7 : 4, SLOTS = GROUPS * WORDS + 1;
+  // Vectors of an octet's bytes and scales of 16 columns.
+  static constant constexpr int SCALES = 208, VECTORS = SCALES + 2 * GROUPS;
 };
 
-template <int GS, bool WHOLE, bool VECTORS, typename WP, typename SP>
-METAL_FUNC void fetch(thread Piece<GS>& to, WP w, SP scales, int n, int piece, int columns, int groups) {
-  const int first = piece * 16, group = first / Piece<GS>::BYTES;
-  const auto from = w + (long(n) * columns + first);
-  // Beyond the end of K the weights may be any: x is zero there.
-  if (VECTORS && WHOLE) {
-    if (first < columns) {
-      stream_piece(to.words, from);
+// What is known of a group of a row of x.
+struct Group {
+  float unit, left;
+  int sum;
+};
+
+// Sixteen numbers of x, in turn `i` of lane `lane`; zeros beyond the end of K.
+template <int ROWS, bool VECTORS, typename XP>
+METAL_FUNC void load_x(thread uint* raw, XP x, int i, int m_begin, int m_end, int k_end) {
+  const int first = i / ROWS * 16, row = min(m_begin + i % ROWS, m_end - 1);
+#pragma unroll
+  for (int j = 0; j < 8; j++) {
+    raw[j] = 0;
+  }
+  if (first < k_end) {
+    load_words_first<8, VECTORS>(raw, x + (long(row) * k_end + first));
+  }
+}
+
+// x as it is, [row][k], and groups' facts, [row][group]. `raw` is load_x of the first turn.
+template <typename T, int GS, int ROWS, int SIMD_GROUPS, bool VECTORS, typename XP>
+METAL_FUNC void look_at_x(threadgroup uint4* xs, threadgroup Group* facts, thread uint* raw, XP x, int octets,
+                          int m_begin, int m_end, int k_end, int thread_index) {
+  const int count = octets * 64 * ROWS;
+#pragma unroll 1
+  for (int begin = 0; begin < count; begin += 32 * SIMD_GROUPS) {
+    const int i = begin + thread_index;
+    uint most = 0;
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+      most = max_halves(most, raw[j] & 0x7fff7fffu);
     }
-  } else {
+    most = max(most & 0xffffu, most >> 16);
+    // With several rows, lanes that share a group are ROWS apart.
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-      to.words[i] = 0;
+    for (int j = ROWS; j < GS / 16 * ROWS; j *= 2) {
+      most = max(most, simd_shuffle_xor(most, j));
+    }
+    const float largest = low_value<T>(most), cap = largest * 0.03125f;
+    const uint exponent = min(max(as_type<uint>(largest * 1.0078125f) >> 23, 24u), 253u);
+    const float unit = as_type<float>((exponent - 20u) << 23), inverse = as_type<float>((274u - exponent) << 23);
+    float left = 0.0f;
+    int sum = 0;
 #pragma unroll
-      for (int b = 0; b < 4; b++) {
-        to.words[i] |= uint(first + 4 * i + b < columns ? from[4 * i + b] : 0) << (8 * b);
+    for (int j = 0; j < 8; j++) {
+      const float low = low_value<T>(raw[j]), high = high_value<T>(raw[j]);
+      left += min(abs(low), cap) + min(abs(high), cap);
+      // 1.5 * 2^23 + v
+      sum += int(as_type<uint>(fma(low, inverse, 12582912.0f)) + as_type<uint>(fma(high, inverse, 12582912.0f)) -
+                 0x96800000u);
+    }
+#pragma unroll
+    for (int j = ROWS; j < GS / 16 * ROWS; j *= 2) {
+      left += simd_shuffle_xor(left, j);
+      sum += simd_shuffle_xor(sum, j);
+    }
+    if (i < count) {
+      const int part = i / ROWS, m = i % ROWS;
+      threadgroup uint4* to = xs + (m * octets * 128 + part * 2);
+      uint4 v;
+      v.x = raw[0];
+      v.y = raw[1];
+      v.z = raw[2];
+      v.w = raw[3];
+      to[0] = v;
+      v.x = raw[4];
+      v.y = raw[5];
+      v.z = raw[6];
+      v.w = raw[7];
+      to[1] = v;
+      if (part % (GS / 16) == 0) {
+        Group g;
+        g.unit = unit;
+        // NaN and infinity are not finite here either, and compare false later on.
+        g.left = largest < INFINITY ? left - cap * float(GS / 2) : largest - largest;
+        g.sum = sum;
+        facts[m * octets * (1024 / GS) + part / (GS / 16)] = g;
       }
     }
-  }
-#pragma unroll
-  for (int g = 0; g < Piece<GS>::GROUPS; g++) {
-    to.scales[g] = bits_of(scales[n * groups + min(group + g, groups - 1)]);
+    load_x<ROWS, VECTORS>(raw, x, i + 32 * SIMD_GROUPS, m_begin, m_end, i + 32 * SIMD_GROUPS < count ? k_end : 0);
   }
 }
 
-// The scales of the two bytes `2 * p` and `2 * p + 1` of a piece, as a pair. `end` is where the first group ends.
-template <int GS>
-METAL_FUNC uint scales_of(thread const Piece<GS>& piece, int p, int end) {
-  if (GS == 128) {
-    return (2 * p < end ? piece.scales[0] : piece.scales[1]) * 0x10001u;
-  }
-  const uint last = piece.scales[Piece<GS>::GROUPS - 1];
-  const uint low = 2 * p < end ? piece.scales[0] : 2 * p < end + 13 ? piece.scales[1] : last;
-  const uint high = 2 * p + 1 < end ? piece.scales[0] : 2 * p + 1 < end + 13 ? piece.scales[1] : last;
-  return low | (high << 16);
-}
-
-// x as the lanes take it: word 5 p + i of a piece is what trits i of its bytes 2 p and 2 p + 1 meet, in vectors of four
-// words [quad][vector][row][piece]. What is beyond the ends of groups, K and M is zero.
-template <int GS, int ROWS, int SIMD_GROUPS, typename XP>
-METAL_FUNC void stage_x(threadgroup uint* values, XP x, int m_begin, int m_end, int k_end, int columns, int quads,
-                        int thread_index) {
-  constexpr int BYTES = Piece<GS>::BYTES;
-  for (int i = thread_index; i < quads * 32 * ROWS; i += 32 * SIMD_GROUPS) {
-    const int m = i / (quads * 32), pair = i - m * (quads * 32), row = m_begin + m;
-    uint found[2][5];
+// What the quotients of a word of bytes of one group meet, for its slot: fours (quotients 0 ... 3) and fifths, as
+// [octet][slot][byte of the integers][row].
+template <typename T, int GS, int ROWS, int SIMD_GROUPS>
+METAL_FUNC void stage_x(threadgroup uint4* fours, threadgroup uint* fifths, threadgroup const uint4* xs,
+                        threadgroup const Group* facts, int octets, int thread_index) {
+  typedef Format<GS> F;
+  threadgroup const ushort* halves = (threadgroup const ushort*)xs;
+  const int count = octets * F::SLOTS * ROWS;
+#pragma unroll 1
+  for (int i = thread_index; i < count; i += 32 * SIMD_GROUPS) {
+    const int m = i % ROWS, octet = i / ROWS / F::SLOTS, slot = i / ROWS % F::SLOTS;
+    const int local = slot / F::WORDS, group = octet * F::GROUPS + local;
+    const bool used = slot < F::GROUPS * F::WORDS;
+    // Bytes of the word, from the group's first on.
+    const int byte = slot % F::WORDS * 4 - local * F::BYTES % 4;
+    const float unit = used ? facts[m * octets * F::GROUPS + group].unit : 1.0f;
+    const float inverse = as_type<float>((254u << 23) - as_type<uint>(unit));
+    const int at = (m * octets * F::GROUPS + group) * GS;
+    uint v[5][4];
 #pragma unroll
-    for (int e = 0; e < 2; e++) {
-      const int byte = 2 * pair + e, group = byte / BYTES, first = (byte - group * BYTES) * 5;
-      const bool inside = byte < columns && row < m_end;
-      const auto from = x + (inside ? long(row) * k_end + group * GS + first : 0);
+    for (int b = 0; b < 4; b++) {
+      int before = 0;
 #pragma unroll
       for (int j = 0; j < 5; j++) {
-        found[e][j] = inside && first + j < GS ? bits_of(from[j]) : 0u;
+        const int element = (byte + b) * 5 + j;
+        const bool there = used && byte + b >= 0 && element < GS;
+        const float value = low_value<T>(there ? uint(halves[at + element]) : 0u);
+        const int now = int(as_type<uint>(fma(value, inverse, 12582912.0f))) - 0x4b400000;
+        const uint all = byte + b >= 0 && byte + b < F::BYTES ? uint(now - 3 * before) : 0u;
+        // Digits of base 256 in -128 ... 127, in the bytes of a word.
+        v[j][b] = (all + 0x00808080u) ^ 0x00808080u;
+        before = now;
       }
     }
-    const int quad = pair / 32, lane = pair / 8 % 4, word = pair % 8 * 5;
+    uint planes[3][5];
 #pragma unroll
     for (int j = 0; j < 5; j++) {
-      values[((((quad * 10) + (word + j) / 4) * ROWS + m) * 4 + lane) * 4 + (word + j) % 4] =
-          found[0][j] | (found[1][j] << 16);
+      const uint a = join_even_bytes(v[j][0], v[j][1]), b = join_even_bytes(v[j][2], v[j][3]);
+      planes[0][j] = join_low(a, b);
+      planes[2][j] = join_high(a, b);
+      planes[1][j] = join_low(join_odd_bytes(v[j][0], v[j][1]), join_odd_bytes(v[j][2], v[j][3]));
+    }
+#pragma unroll
+    for (int p = 0; p < 3; p++) {
+      uint4 four;
+      four.x = planes[p][0];
+      four.y = planes[p][1];
+      four.z = planes[p][2];
+      four.w = planes[p][3];
+      const int to = ((octet * F::SLOTS + slot) * 3 + p) * ROWS + m;
+      fours[to] = four;
+      fifths[to] = planes[p][4];
     }
   }
 }
 
-template <typename T, typename O, int GS, int ROWS, int SIMD_GROUPS, bool WHOLE, bool HAS_BIAS, bool VECTORS,
-          typename XP, typename WP, typename SP, typename BP>
-METAL_FUNC void t5_mma(XP x, WP w, SP scales, BP bias, device O* y, threadgroup uint4* values, threadgroup float* part,
-                       int m_end, int n_end, int k_end, int m_begin, int tile, int tile_step, ushort simd_group,
-                       ushort lane) {
-  constexpr int BYTES = Piece<GS>::BYTES;
-  const int r = lane / 4, q = lane % 4, groups = k_end / GS, columns = groups * BYTES;
-  const int quads = (columns + 63) / 64, tiles = (n_end + 15) / 16;
-  const int share = (quads + SIMD_GROUPS - 1) / SIMD_GROUPS, begin = simd_group * share;
-  const int mine = max(min(quads - begin, share), 0);
-  Piece<GS> have[2], next[2];
-#pragma unroll
-  for (int h = 0; h < 2; h++) {
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      have[h].words[i] = next[h].words[i] = 0;
-    }
-  }
-  if (tile < tiles && mine > 0) {
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-      // Columns beyond the end are the last one again; they are computed and not stored.
-      const int n = min(tile * 16 + h * 8 + r, n_end - 1);
-      fetch<GS, WHOLE, VECTORS>(have[h], w, scales, n, begin * 4 + q, columns, groups);
-    }
-  }
-  stage_x<GS, ROWS, SIMD_GROUPS>((threadgroup uint*)values, x, m_begin, m_end, k_end, columns, quads,
-                                 simd_group * 32 + lane);
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  for (int turn = 0; tile < tiles; tile += tile_step, turn++) {
-    // Two sums side by side, because each instruction waits for the last of its sum.
-    float d[2][4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      d[0][i] = d[1][i] = 0.0f;
-    }
+// One bit for each row of x that integers do not represent well enough.
+template <int GS, int ROWS, int RATIO>
+METAL_FUNC uint unfit_rows(threadgroup const Group* facts, int octets, int k_end, ushort lane) {
+  uint unfit = 0;
 #pragma unroll 1
-    for (int i = 0; i < mine; i++) {
-      const int quad = begin + i, piece = quad * 4 + q;
-      const bool last = i + 1 == mine;
-      const int then = last ? tile + tile_step : tile;
-      if (then < tiles) {
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-          const int n = min(then * 16 + h * 8 + r, n_end - 1);
-          fetch<GS, WHOLE, VECTORS>(next[h], w, scales, n, (last ? begin : quad + 1) * 4 + q, columns, groups);
-        }
+  for (int m = 0; m < ROWS; m++) {
+    float units = 0.0f, left = 0.0f;
+    for (int g = lane; g < octets * (1024 / GS); g += 32) {
+      const float unit = facts[m * octets * (1024 / GS) + g].unit;
+      const float some = facts[m * octets * (1024 / GS) + g].left;
+      // A group of zeros has no part in it.
+      units = fma(unit, some != 0.0f ? unit : 0.0f, units);
+      left += max(some, 0.0f) + (some - some);
+    }
+    units = simd_sum(units);
+    left = simd_sum(left);
+    const float error = 16.4f / 16.0f * float(RATIO) * sqrt(units);
+    const bool fits = error <= 4.0f / 16777216.0f * sqrt(float(k_end)) * left;
+    unfit |= fits ? 0u : 1u << m;
+  }
+  return unfit;
+}
+
+// Columns beyond the end are the last one again; bytes and scales beyond the end of K are zero.
+template <typename T, int GS, int ALIGN, typename WP, typename SP>
+METAL_FUNC void fetch_piece(threadgroup uint4* to, WP w, SP scales, thread const Place& at, int n_end, int groups,
+                            ushort lane) {
+  typedef Format<GS> F;
+  constexpr int EACH = 208 / ALIGN;
+  const int columns = groups * F::BYTES, begin = at.octet * 208;
+  threadgroup uchar* bytes = (threadgroup uchar*)to;
+#pragma unroll 4
+  for (int i = lane; i < 16 * EACH; i += 32) {
+    const int column = i / EACH, part = i % EACH * ALIGN;
+    const long row = min(at.tile * 16 + column, n_end - 1);
+    const auto from = w + (row * columns + begin + part);
+    threadgroup uchar* place = bytes + (column * 208 + part);
+    if (ALIGN == 16) {
+      copy_words<4>((threadgroup uint*)place, from);
+    } else if (begin + part < columns) {
+      if (ALIGN == 1) {
+        *place = *from;
+      } else {
+        copy_words<(ALIGN > 4 ? 2 : 1)>((threadgroup uint*)place, from);
       }
-      const int end = (piece * 16 / BYTES + 1) * BYTES - piece * 16;
-      // Four bytes at a time are ten words of operands: five instructions.
+    } else {
 #pragma unroll
-      for (int p = 0; p < 8; p += 4) {
-        uint a[2][20];
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-#pragma unroll
-          for (int j = 0; j < 4; j++) {
-            const uint bytes = bytes_of(have[h].words[(p + j) / 2], (p + j) % 2 == 1);
-            weights_of<T>(a[h] + 5 * j, bytes, scales_of<GS>(have[h], p + j, end));
-          }
-        }
-#pragma unroll
-        for (int v = 0; v < 5; v++) {
-          uint4 b;
-          b.x = b.y = b.z = b.w = 0;
-          if (r < ROWS) {
-            b = values[((quad * 10 + p / 4 * 5 + v) * ROWS + r) * 4 + q];
-          }
-          mma_16x8x16<T>(d[0], a[0][4 * v], a[1][4 * v], a[0][4 * v + 1], a[1][4 * v + 1], b.x, b.y, lane);
-          mma_16x8x16<T>(d[1], a[0][4 * v + 2], a[1][4 * v + 2], a[0][4 * v + 3], a[1][4 * v + 3], b.z, b.w, lane);
-        }
+      for (int b = 0; b < ALIGN; b++) {
+        place[b] = 0;
       }
+    }
+  }
+  if (ALIGN == 16) {
+    // Vectors of eight scales.
+    constexpr int PER = F::GROUPS / 8;
+    if (lane < 16 * PER) {
+      const long row = min(at.tile * 16 + lane / PER, n_end - 1);
+      copy_words<4>((threadgroup uint*)(to + F::SCALES + lane),
+                    scales + (row * groups + at.octet * F::GROUPS + lane % PER * 8));
+    }
+  } else {
+    threadgroup T* values = (threadgroup T*)(to + F::SCALES);
+    const long row = min(at.tile * 16 + int(lane) / 2, n_end - 1);
+#pragma unroll
+    for (int i = 0; i < F::GROUPS / 2; i++) {
+      const int g = lane % 2 * (F::GROUPS / 2) + i, group = at.octet * F::GROUPS + g;
+      values[lane / 2 * F::GROUPS + g] = group < groups ? scales[row * groups + group] : T(0.0f);
+    }
+  }
+}
+
+// The quotients of four bytes by 1, 3, 9, 27 and 81.
+METAL_FUNC void quotients_of(thread uint* quotients, uint word) {
+  uint low = bytes_as_halves(word, false), high = bytes_as_halves(word, true);
+  quotients[0] = word;
+#pragma unroll
+  for (int i = 1; i < 5; i++) {
+    low = f16_pair_times_plus(low, 0x35553555u, 0x62aa62aau);
+    high = f16_pair_times_plus(high, 0x35553555u, 0x62aa62aau);
+    quotients[i] = even_bytes(low, high);
+  }
+}
+
+// The product of one column with one row of x, by a SIMD group.
+template <int GS, typename XP, typename WP, typename SP>
+METAL_FUNC float plain_product(XP x, WP w, SP scales, long n, long m, int groups, int k_end, ushort lane) {
+  constexpr int BYTES = Format<GS>::BYTES;
+  float sum = 0.0f;
+  for (int i = lane; i < groups * BYTES; i += 32) {
+    const int group = i / BYTES, first = i % BYTES * 5;
+    const float scale = float(scales[n * groups + group]);
+    int code = w[n * (groups * BYTES) + i];
+#pragma unroll
+    for (int j = 0; j < 5; j++) {
+      if (first + j < GS) {
+        sum = fma(float(x[m * k_end + group * GS + first + j]), scale * float(code % 3 - 1), sum);
+      }
+      code /= 3;
+    }
+  }
+  return simd_sum(sum);
+}
+
+template <typename T, typename O, int GS, int ROWS, int SIMD_GROUPS, int ITEMS, int DEPTH, int ALIGN, int RATIO,
+          bool HAS_BIAS, bool VECTORS, typename XP, typename WP, typename SP, typename BP>
+METAL_FUNC void t5_mma(XP x, WP w, SP scales, BP bias, device O* y, threadgroup uint4* fours, threadgroup uint* fifths,
+                       threadgroup Group* facts, threadgroup uint4* stage, threadgroup float* part, int m_end, int n_end,
+                       int k_end, int m_begin, int first, int step, ushort simd_group, ushort lane) {
+  typedef Format<GS> F;
+  constexpr int EACH = F::CLASSES / 2, BLOCKS = ROWS * EACH;
+  const int r = lane / 4, q = lane % 4, groups = k_end / GS, octets = (groups + F::GROUPS - 1) / F::GROUPS;
+  const int thread_index = simd_group * 32 + lane;
+  // x first: the pieces of all threadgroups together keep memory busy for some time.
+  uint raw[8];
+  load_x<ROWS, VECTORS>(raw, x, thread_index, m_begin, m_end, k_end);
+  simdgroup_barrier(mem_flags::mem_device);
+  const Pieces pieces = pieces_of(ITEMS, octets, step, (n_end + 15) / 16);
+  threadgroup uint4* own = stage + simd_group * F::VECTORS;
+  Place ahead = place_of(pieces, first, simd_group);
+#pragma unroll
+  for (int d = 0; d < DEPTH - 1; d++) {
+    if (ahead.there) {
+      fetch_piece<T, GS, ALIGN>(own + d * (SIMD_GROUPS * F::VECTORS), w, scales, ahead, n_end, groups, lane);
+      ahead = place_after(pieces, ahead, SIMD_GROUPS, simd_group);
+    }
+    copies_end();
+  }
+  // The last places of all SIMD groups are not used yet.
+  threadgroup uint4* xs = stage + (DEPTH - 1) * (SIMD_GROUPS * F::VECTORS);
+  look_at_x<T, GS, ROWS, SIMD_GROUPS, VECTORS>(xs, facts, raw, x, octets, m_begin, m_end, k_end, thread_index);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  stage_x<T, GS, ROWS, SIMD_GROUPS>(fours, fifths, xs, facts, octets, thread_index);
+  const uint unfit = unfit_rows<GS, ROWS, RATIO>(facts, octets, k_end, lane);
+  // Where this lane's words of the other operand are in an octet, for each of thirteen steps.
+  int places[EACH][13];
+#pragma unroll
+  for (int e = 0; e < EACH; e++) {
+#pragma unroll
+    for (int i = 0; i < 13; i++) {
+      const int word = 4 * i + q, mine = 2 * e + r / 4, a = word * 4 / F::BYTES, b = (word * 4 + 3) / F::BYTES;
+      const int group = a % F::CLASSES == mine ? a : b;
+      const bool there = group % F::CLASSES == mine && r % 4 < 3;
+      const int slot = there ? group * F::WORDS + word - group * F::BYTES / 4 : F::SLOTS - 1;
+      places[e][i] = (slot * 3 + (there ? r % 4 : 0)) * ROWS;
+    }
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  int at = 0;
+  for (; first < pieces.tiles; first += pieces.at_once * step) {
+    const int here = pieces_in_turn(pieces, first);
+#pragma unroll 1
+    for (int item = simd_group; item < here; item += SIMD_GROUPS) {
+      copies_wait<DEPTH - 2>();
+      simdgroup_barrier(mem_flags::mem_threadgroup);
+      // Into the place of the piece before, which all lanes are done with.
+      if (ahead.there) {
+        fetch_piece<T, GS, ALIGN>(own + (at == 0 ? DEPTH - 1 : at - 1) * (SIMD_GROUPS * F::VECTORS), w, scales, ahead,
+                                  n_end, groups, lane);
+        ahead = place_after(pieces, ahead, SIMD_GROUPS, simd_group);
+      }
+      copies_end();
+      threadgroup const uint4* piece = own + at * (SIMD_GROUPS * F::VECTORS);
+      threadgroup const uint* words = (threadgroup const uint*)piece;
+      at = at == DEPTH - 1 ? 0 : at + 1;
+      uint4 scale[2][F::GROUPS / 8];
 #pragma unroll
       for (int h = 0; h < 2; h++) {
-        have[h] = next[h];
+#pragma unroll
+        for (int v = 0; v < F::GROUPS / 8; v++) {
+          scale[h][v] = piece[F::SCALES + (h * 8 + r) * (F::GROUPS / 8) + v];
+        }
       }
-    }
-    threadgroup float* to = part + turn % 2 * (SIMD_GROUPS * 16 * ROWS);
+      const int octet = item - tile_in_turn(pieces, item) * octets;
+      threadgroup const uint4* four = fours + octet * (F::SLOTS * 3 * ROWS);
+      threadgroup const uint* fifth = fifths + octet * (F::SLOTS * 3 * ROWS);
+      int d[BLOCKS][4];
+      float sums[ROWS][2];
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
+      for (int b = 0; b < BLOCKS; b++) {
+        d[b][0] = d[b][1] = d[b][2] = d[b][3] = 0;
+        sums[b % ROWS][0] = sums[b % ROWS][1] = 0.0f;
+      }
 #pragma unroll
-      for (int e = 0; e < 2; e++) {
-        const int m = 2 * q + e;
-        if (m < ROWS) {
-          to[(simd_group * 16 + h * 8 + r) * ROWS + m] = d[0][h * 2 + e] + d[1][h * 2 + e];
+      for (int i = 0; i < 13; i++) {
+        uint a[2][5];
+        quotients_of(a[0], words[r * 52 + 4 * i + q]);
+        quotients_of(a[1], words[(8 + r) * 52 + 4 * i + q]);
+#pragma unroll
+        for (int b = 0; b < BLOCKS; b++) {
+          const int place = places[b % EACH][i] + b / EACH;
+          const uint4 v = four[place];
+          const uint last = fifth[place];
+          mma_bytes(d[b], a[0][0], a[1][0], a[0][1], a[1][1], v.x, v.y, lane);
+          mma_bytes(d[b], a[0][2], a[1][2], a[0][3], a[1][3], v.z, v.w, lane);
+          mma_bytes(d[b], a[0][4], a[1][4], last, lane);
+        }
+        // Groups that end here: integers are put together by the lanes with their lower bytes, q = 0 or 2.
+#pragma unroll
+        for (int g = 0; g < F::GROUPS; g++) {
+          if ((F::BYTES * (g + 1) + 15) / 16 - 1 == i) {
+            const bool mine = q == g % 2 * 2;
+#pragma unroll
+            for (int m = 0; m < ROWS; m++) {
+              const int b = m * EACH + g % F::CLASSES / 2;
+              const Group known = facts[(m * octets + octet) * F::GROUPS + g];
+#pragma unroll
+              for (int h = 0; h < 2; h++) {
+                const uint4 some = scale[h][g / 8];
+                const uint word =
+                    g / 2 % 4 == 0 ? some.x : g / 2 % 4 == 1 ? some.y : g / 2 % 4 == 2 ? some.z : some.w;
+                const float s = g % 2 == 0 ? low_value<T>(word) : high_value<T>(word);
+                const int high = simd_shuffle_xor(d[b][2 * h], 1);
+                // Modulo 2^32: the whole is below 2^31.
+                const uint whole = uint(d[b][2 * h]) + (uint(d[b][2 * h + 1]) << 8) + (uint(high) << 16);
+                const float product = float(int(whole - uint(known.sum))) * (known.unit * s);
+                sums[m][h] = mine ? sums[m][h] + product : sums[m][h];
+                // Columns of this class start again; the other class goes on.
+                const bool clear = q / 2 == g % 2;
+                d[b][2 * h] = clear ? 0 : d[b][2 * h];
+                d[b][2 * h + 1] = clear ? 0 : d[b][2 * h + 1];
+              }
+            }
+          }
+        }
+      }
+#pragma unroll
+      for (int m = 0; m < ROWS; m++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+          const float sum = sums[m][h] + simd_shuffle_xor(sums[m][h], 2);
+          if (q == 0) {
+            part[(item * ROWS + m) * 16 + h * 8 + r] = sum;
+          }
         }
       }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    // Another SIMD group's turn each time.
-    for (int i = (simd_group + turn) % SIMD_GROUPS * 32 + lane; i < 16 * ROWS; i += 32 * SIMD_GROUPS) {
-      const int n = tile * 16 + i / ROWS, m = m_begin + i % ROWS;
-      float sum = 0.0f;
-#pragma unroll
-      for (int s = 0; s < SIMD_GROUPS; s++) {
-        sum += to[s * (16 * ROWS) + i];
+    for (int i = thread_index; i < here / octets * 16 * ROWS; i += SIMD_GROUPS * 32) {
+      const int column = i % 16, m = i / 16 % ROWS, tile = i / 16 / ROWS;
+      const int n = (first + tile * step) * 16 + column;
+      if (n < n_end && m_begin + m < m_end && (unfit >> m & 1u) == 0u) {
+        const float sum = sum_of_pieces<ROWS>(part, tile, octets, m, column);
+        y[long(m_begin + m) * n_end + n] = O(HAS_BIAS ? sum + float(bias[n]) : sum);
       }
-      if (n < n_end && m < m_end) {
-        y[long(m) * n_end + n] = O(HAS_BIAS ? sum + float(bias[n]) : sum);
+    }
+    for (int m = 0; m < ROWS; m++) {
+      if ((unfit >> m & 1u) != 0u && m_begin + m < m_end) {
+        for (int i = simd_group; i < here / octets * 16; i += SIMD_GROUPS) {
+          const int n = (first + i / 16 * step) * 16 + i % 16;
+          if (n < n_end) {
+            const float sum = plain_product<GS>(x, w, scales, n, m_begin + m, groups, k_end, lane);
+            if (lane == 0) {
+              y[long(m_begin + m) * n_end + n] = O(HAS_BIAS ? sum + float(bias[n]) : sum);
+            }
+          }
+        }
       }
+    }
+    if (first + pieces.at_once * step < pieces.tiles) {
+      threadgroup_barrier(mem_flags::mem_threadgroup);
     }
   }
 }
 
 // --- kernel t5_mma ---
-threadgroup uint4 values[ROOM * ROWS * 40];
-threadgroup float part[SIMD_GROUPS * 32 * ROWS];
+constexpr int SLOTS = 1024 / GS * (GS == 128 ? 7 : 4) + 1;
+threadgroup uint4 fours[ROOM * SLOTS * 3 * ROWS];
+threadgroup uint4 stage[SIMD_GROUPS * DEPTH * (208 + 2048 / GS)];
+threadgroup uint fifths[ROOM * SLOTS * 3 * ROWS];
+threadgroup Group facts[ROOM * (1024 / GS) * ROWS];
+threadgroup float part[ITEMS * ROWS * 16];
 int m_end = 1;
 for (int i = 0; i + 1 < x_ndim; i++) {
   m_end *= x_shape[i];
 }
 // Arrays that begin between multiples of 16 bytes are views, and rare.
-if (WHOLE && aligned(w)) {
-  t5_mma<T, O, GS, ROWS, SIMD_GROUPS, WHOLE, HAS_BIAS, true>(
-      x, w, scales, bias, y, values, part, m_end, scales_shape[0], x_shape[x_ndim - 1],
+if (aligned(x) && aligned(w) && aligned(scales)) {
+  t5_mma<T, O, GS, ROWS, SIMD_GROUPS, ITEMS, DEPTH, ALIGN, RATIO, HAS_BIAS, true>(
+      x, w, scales, bias, y, fours, fifths, facts, stage, part, m_end, scales_shape[0], x_shape[x_ndim - 1],
       threadgroup_position_in_grid.y * ROWS, threadgroup_position_in_grid.x, threadgroups_per_grid.x,
       simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
 } else {
-  t5_mma<T, O, GS, ROWS, SIMD_GROUPS, WHOLE, HAS_BIAS, false>(
-      x, w, scales, bias, y, values, part, m_end, scales_shape[0], x_shape[x_ndim - 1],
+  t5_mma<T, O, GS, ROWS, SIMD_GROUPS, ITEMS, DEPTH, 1, RATIO, HAS_BIAS, false>(
+      x, w, scales, bias, y, fours, fifths, facts, stage, part, m_end, scales_shape[0], x_shape[x_ndim - 1],
       threadgroup_position_in_grid.y * ROWS, threadgroup_position_in_grid.x, threadgroups_per_grid.x,
       simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
 }
