@@ -152,6 +152,11 @@ METAL_FUNC uint f16_pair_mul(uint v, uint k) {
   return as_type<uint>(__hmul2(as_type<__half2>(v), as_type<__half2>(k)));
 }
 
+//: f16_pair_fused
+METAL_FUNC uint f16_pair_fused(uint a, uint b, uint c) {
+  return as_type<uint>(__hfma2(as_type<__half2>(a), as_type<__half2>(b), as_type<__half2>(c)));
+}
+
 //: mma_16x8x16
 template <typename T>
 METAL_FUNC void mma_16x8x16(float* d, uint a0, uint a1, uint a2, uint a3, uint b0, uint b1, ushort) {
@@ -262,7 +267,6 @@ METAL_FUNC void load_words_first(uint* to, const T* from) {
 //: stream_words
 template <int COUNT, bool VECTORS, typename T>
 METAL_FUNC void stream_words(uint* to, const T* from) {
-  static_assert(sizeof(T) == 4, "stream_words takes elements of four bytes");
   if (VECTORS && COUNT % 4 == 0) {
 #pragma unroll
     for (int i = 0; i < COUNT; i += 4) {

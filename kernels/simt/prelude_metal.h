@@ -82,6 +82,14 @@ METAL_FUNC uint f16_pair_mul(uint v, uint k) {
   return as_type<uint>(half2(as_type<half2>(v) * as_type<half2>(k)));
 }
 
+//: f16_pair_fused
+// The halves in `a` times those in `b` plus those in `c`, where the result is exact.
+METAL_FUNC uint f16_pair_fused(uint a, uint b, uint c) {
+  const half2 u = as_type<half2>(a), v = as_type<half2>(b), w = as_type<half2>(c);
+  const float low = fma(float(u.x), float(v.x), float(w.x)), high = fma(float(u.y), float(v.y), float(w.y));
+  return as_type<uint>(half2(half(low), half(high)));
+}
+
 //: low_value high_value mma_16x8x16 mma_16x8x16_first
 // Values of T, half or bfloat, in the lower and the higher half of a word.
 template <typename T>
@@ -192,10 +200,9 @@ METAL_FUNC void load_words_first(thread uint* to, P from) {
 }
 
 //: stream_words
-// The same for words that are read once, which need not stay in a cache: elements of four bytes only.
+// The same for words that are read once, which need not stay in a cache.
 template <int COUNT, bool VECTORS, typename P>
 METAL_FUNC void stream_words(thread uint* to, P from) {
-  static_assert(sizeof(from[0]) == 4, "stream_words takes elements of four bytes");
 #pragma unroll
   for (int i = 0; i < COUNT; i++) {
     to[i] = bits_of(from[i]);

@@ -7,7 +7,7 @@ from t5_gpu import KERNELS
 
 from backend_core.testing.cuda_text import compile_cuda, find_nvcc
 
-QMV, MMA = KERNELS["t5_qmv"], KERNELS["t5_mma"]
+QMV, MMA, QMM = (KERNELS[f"t5_{name}"] for name in ("qmv", "mma", "qmm"))
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,8 @@ QMV, MMA = KERNELS["t5_qmv"], KERNELS["t5_mma"]
         (MMA, 128, 9, "bfloat16", "bfloat16", 4, True),
         (MMA, 64, 80, "float16", "float16", 8, False),
         (MMA, 64, 9, "bfloat16", "bfloat16", 16, False),
+        (QMM, 128, 9, "float16", "float16", 300, True),
+        (QMM, 64, 9, "bfloat16", "bfloat16", 17, False),
     ],
 )
 def test_it_compiles(kernel, group, groups, dtype, scales, rows, bias) -> None:

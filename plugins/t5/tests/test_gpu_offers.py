@@ -34,13 +34,14 @@ def generations(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, ...]]:
 @pytest.mark.parametrize(
     ("facts", "names"),
     [
-        ({}, ["packed_mma_cuda"]),
-        ({"x_dtype": "bfloat16", "scales_dtype": "bfloat16", "out_dtype": "bfloat16"}, ["packed_mma_cuda"]),
+        ({}, ["packed_mma_cuda", "packed_qmm_cuda"]),
+        (dict.fromkeys(("x_dtype", "scales_dtype", "out_dtype"), "bfloat16"), ["packed_mma_cuda", "packed_qmm_cuda"]),
         ({"x_dtype": "float32", "out_dtype": "float32"}, ["packed_cuda"]),
         ({"scales_dtype": "bfloat16", "out_dtype": "float32"}, ["packed_cuda"]),
-        ({"k": 128 * 4096}, ["packed_cuda"]),
-        ({"device": "metal"}, ["packed_metal"]),
-        ({"kind": "embedding"}, ["packed_mma_cuda"]),
+        ({"k": 128 * 4096}, ["packed_cuda", "packed_qmm_cuda"]),
+        ({"device": "metal"}, ["packed_metal", "packed_qmm_metal"]),
+        ({"device": "metal", "x_dtype": "float32", "out_dtype": "float32"}, ["packed_metal", "packed_qmm_metal"]),
+        ({"kind": "embedding"}, ["packed_mma_cuda", "packed_qmm_cuda"]),
         ({"kind": "switch"}, []),
         ({"mode": "affine"}, []),
     ],
@@ -48,7 +49,8 @@ def generations(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, ...]]:
 def test_one_family_of_kernels_for_a_layer(generations, facts, names) -> None:
     made = plugin.select_linear(site(**facts)) or []
     assert [o.name for o in made] == names
-    assert all(o.rows == (1, 16) and o.row_invariant and o.exactness == "rounding" for o in made)
+    assert [o.rows for o in made] == [(1, 16), (17, None)][: len(made)]
+    assert all(o.row_invariant and o.exactness == "rounding" for o in made)
     # 26 bytes and a scale for each group, x and y.
     if not facts:
         assert made[0].bytes_moved == 48 * 2 * (26 + 2) + 256 * 2 + 48 * 2
@@ -150,20 +152,25 @@ def test_a_model_is_verified_and_runs_as_on_a_gpu(gpu, name) -> None:
     ids = mx.array([[1, 2, 3]])
     want = np.array(model(ids).astype(mx.float32))
     report = select(model)
-    label = {"metal": "t5/packed_metal", "cuda": "t5/packed_mma_cuda"}[name]
+    label, many = {"metal": "t5/packed_metal", "cuda": "t5/packed_mma_cuda"}[name], f"t5/packed_qmm_{name}"
     for path in ("plain", "biased", "small", "embed"):
         decision = report.decision(path)
-        assert [(b.rows, b.chosen) for b in decision.buckets] == [((1, 16), label), ((17, None), "stock")]
+        assert [(b.rows, b.chosen) for b in decision.buckets] == [((1, 16), label), ((17, None), many)]
         assert not any("wrong" in loser.reason for loser in decision.losers)
     before = len(gpu.calls)
     have = np.array(model(ids).astype(mx.float32))
     assert len(gpu.calls) == before + 4
     assert np.abs(have - want).max() < 0.02 * np.abs(want).max()
+    before, long = len(gpu.calls), mx.array([list(range(16)) + [3, 4, 5]])
+    have = np.array(model(long).astype(mx.float32))
+    assert gpu.calls[before:] == [("t5_qmm_simd", 32) if name == "metal" else ("t5_qmm", 128)] * 4
     assert restore(model) == 4
+    want = np.array(model(long).astype(mx.float32))
+    assert np.abs(have - want).max() < 0.02 * np.abs(want).max()
 
 
 @pytest.mark.lab
-def test_more_rows_than_kernels_take_are_stock_s(gpu) -> None:
+def test_more_rows_than_an_offer_is_for_are_stock_s(gpu) -> None:
     gpu.name = "cuda"
     layer = linear(48, 256, bias=True)
     f = gpu_offers.offers(site(has_bias=True))[0].build(layer)

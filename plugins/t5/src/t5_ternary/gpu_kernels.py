@@ -11,6 +11,7 @@ from typing import Any
 
 from backend_core.simt import Launch, SimtKernel
 
+from .gpu_tiles import T5_QMM, T5_QMM_SIMD
 from .layout import GROUP_BYTES
 
 FLOATS = ("float32", "float16", "bfloat16")
@@ -20,13 +21,8 @@ MOST_ROWS = 8
 QMV_SIMD_GROUPS = 4
 #: Multiprocessors that the matrix kernel fills, an H200's; others take more or fewer turns.
 MULTIPROCESSORS = 132
-#: Threadgroup memory of the matrix kernel for x, by device.
-X_BYTES = {"metal": 24576, "cuda": 149504}
-#: Threads of a threadgroup of the matrix kernel: a multiprocessor has 65536 registers.
-MOST_SIMD_GROUPS = 14
-#: What a multiprocessor of compute capability 9.0 has for the threadgroups that it holds at once: SIMD groups, as their
-#: lanes' registers allow for few and for 8 rows, and threadgroup memory.
-RESIDENT, RESIDENT_OF_8, RESIDENT_BYTES = 27, 24, 231424
+#: Threadgroup memory of the matrix kernel, by device.
+MMA_BYTES = {"metal": 32768, "cuda": 163 << 10}
 
 
 def _file(name: str) -> Any:
@@ -71,11 +67,6 @@ T5_QMV = SimtKernel(
 )
 
 
-def quads_of(k: int, group_size: int) -> int:
-    """Quads of pieces of 16 bytes in a row of weights."""
-    return _ceil(k // group_size * GROUP_BYTES[group_size], 64)
-
-
 def _mma_eligible(*, group_size: int, x_dtype: str, scales_dtype: str, k: int, n: int = 1, device: str = "metal",
                   **_: Any) -> str:  # fmt: skip
     if reason := _qmv_eligible(group_size=group_size, x_dtype=x_dtype, scales_dtype=scales_dtype, k=k):
@@ -84,48 +75,56 @@ def _mma_eligible(*, group_size: int, x_dtype: str, scales_dtype: str, k: int, n
         return f"dtypes {x_dtype} and {scales_dtype}"
     if n * k // group_size >= 1 << 31:
         return f"{n} x {k} weights have too many groups"
-    return "" if _mma_at_once(1, k, group_size, device) else f"a row of {k} has no room in threadgroup memory"
+    return "" if _mma_shape(1, k, group_size, device)[0] else f"a row of {k} has no room in threadgroup memory"
 
 
-def mma_simd_groups(k: int, group_size: int) -> int:
-    """SIMD groups of a threadgroup of the matrix kernel: many, with little left over in K.
+def _mma_bytes(rows: int, room: int, items: int, simd_groups: int, depth: int, group_size: int) -> int:
+    groups = 1024 // group_size
+    slots = room * rows * 3 * (groups * (7 if group_size == 128 else 4) + 1)
+    return (
+        16 * slots + _ceil(4 * slots, 16) * 16 + _ceil(12 * room * groups * rows, 16) * 16 + 64 * items * rows
+        + (3328 + 32768 // group_size) * simd_groups * depth
+    )  # fmt: skip
 
-    They decide in which order sums are made, so they must not depend on the number of rows.
-    """
-    quads = quads_of(k, group_size)
-    return min(range(1, min(quads, MOST_SIMD_GROUPS) + 1), key=lambda s: (_ceil(quads, s) * s > quads * 1.06, -s))
 
+def _mma_shape(rows: int, k: int, group_size: int, device: str, simd_groups: int = 0, depth: int = 0
+               ) -> tuple[int, int, int, int]:  # fmt: skip
+    """(Rows of x in one pass over the weights, SIMD groups, pieces that each has memory for, pieces at a time): 0 rows
+    if not even one has room."""
+    octets, best = _ceil(k, 1024), (0, 0, 0, 0)
+    for groups, pieces in [(simd_groups, depth or 2)] if simd_groups else [(g, 2) for g in (*range(15, 7, -1), 4, 2, 1)]:
+        def fits(r: int, items: int, groups: int = groups, pieces: int = pieces) -> bool:
+            # x is where pieces will be later.
+            room = 2048 * octets * r <= (3328 + 32768 // group_size) * groups
+            return room and _mma_bytes(r, octets, items, groups, pieces, group_size) <= MMA_BYTES[device]
 
-def _mma_at_once(rows: int, k: int, group_size: int, device: str) -> int:
-    """Rows of x in one pass over the weights, 0 if not even one has room."""
-    fit = [r for r in (1, 2, 4, 8) if r * quads_of(k, group_size) * 640 <= X_BYTES[device]]
-    return next((r for r in fit if rows <= r), fit[-1] if fit else 0)
+        at_once = max((r for r in (1, 2, 4) if r < 2 * rows and fits(r, octets)), default=0)
+        # Fewer passes over the weights are worth fewer SIMD groups if there are many, down to eight.
+        if at_once > best[0] and (not best[0] or (rows > 2 and groups >= 8)):
+            # Many tiles at once, as far as there is room for their sums; not as N asks, to compile less.
+            tiles = max(t for t in range(1, max(64 // octets, 1) + 1) if fits(at_once, t * octets))
+            best = at_once, groups, pieces, tiles * octets
+    return best
 
 
 def _mma_geometry(*, rows: int, n: int, k: int, group_size: int, x_dtype: str, out_dtype: str, has_bias: bool = False,
-                  device: str = "metal", simd_groups: int = 0, per_multiprocessor: int = 0, blocks: int = 0,
+                  device: str = "metal", ratio: int = 16, simd_groups: int = 0, depth: int = 0, blocks: int = 0,
                   **_: Any) -> Launch:  # fmt: skip
-    simd_groups = simd_groups or mma_simd_groups(k, group_size)
-    at_once, quads = _mma_at_once(rows, k, group_size, device), quads_of(k, group_size)
-    whole = k // group_size * GROUP_BYTES[group_size] % 16 == 0
+    at_once, simd_groups, depth, items = _mma_shape(rows, k, group_size, device, simd_groups, depth)
+    columns = k // group_size * GROUP_BYTES[group_size]
+    align = 16 if k % 1024 == 0 else next(a for a in (8, 4, 1) if columns % a == 0)
     template = (
         ("T", x_dtype), ("O", out_dtype), ("GS", group_size), ("ROWS", at_once), ("SIMD_GROUPS", simd_groups),
-        ("WHOLE", whole), ("ROOM", quads), ("HAS_BIAS", has_bias),
+        ("ROOM", _ceil(k, 1024)), ("ITEMS", items), ("DEPTH", depth), ("ALIGN", align), ("RATIO", ratio),
+        ("HAS_BIAS", has_bias),
     )  # fmt: skip
     lanes, passes = 32 * simd_groups, _ceil(rows, at_once)
-    together = (RESIDENT if at_once < 8 else RESIDENT_OF_8) // simd_groups
-    together = min(together, RESIDENT_BYTES // (1024 + _threadgroup_bytes(at_once, quads, simd_groups)))
-    resident = MULTIPROCESSORS * (per_multiprocessor or max(1, together))
-    blocks = blocks or min(_ceil(n, 16), max(resident // passes, 1))
+    blocks = blocks or min(_ceil(n, 16), max(MULTIPROCESSORS // passes, 1))
     return Launch(template, (lanes * blocks, passes, 1), (lanes, 1, 1))
 
 
-def _threadgroup_bytes(rows: int, room: int, simd_groups: int) -> int:
-    return rows * (640 * room + 128 * simd_groups)
-
-
 def _mma_threadgroup_bytes(launch: Launch) -> int:
-    return _threadgroup_bytes(*(int(launch.value(name)) for name in ("ROWS", "ROOM", "SIMD_GROUPS")))
+    return _mma_bytes(*(int(launch.value(name)) for name in ("ROWS", "ROOM", "ITEMS", "SIMD_GROUPS", "DEPTH", "GS")))
 
 
 T5_MMA = SimtKernel(
@@ -133,10 +132,10 @@ T5_MMA = SimtKernel(
     source=_file("t5_mma.metal"),
     inputs=("x", "w", "scales", "bias"),
     outputs=("y",),
-    template=("T", "O", "GS", "ROWS", "SIMD_GROUPS", "WHOLE", "ROOM", "HAS_BIAS"),
+    template=("T", "O", "GS", "ROWS", "SIMD_GROUPS", "ROOM", "ITEMS", "DEPTH", "ALIGN", "RATIO", "HAS_BIAS"),
     geometry=_mma_geometry,
     threadgroup_bytes=_mma_threadgroup_bytes,
     eligible=_mma_eligible,
 )
 
-KERNELS = (T5_QMV, T5_MMA)
+KERNELS = (T5_QMV, T5_MMA, T5_QMM, T5_QMM_SIMD)

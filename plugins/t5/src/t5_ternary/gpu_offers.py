@@ -1,8 +1,8 @@
 """Offers for GPUs: which kernel for which layer, and the layer's product as a callable.
 
-Rows 1 to 16 are one unit, by one family of kernels whose bits do not depend on the number of rows. Nothing is compiled
-before a callable's result is evaluated, which is when the core verifies and races it; what does not compile is an offer
-that lost.
+Rows 1 to 16 are one unit, by one family of kernels whose bits do not depend on the number of rows; more rows are an
+offer of their own. Nothing is compiled before a callable's result is evaluated, which is when the core verifies and
+races it; what does not compile is an offer that lost.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from backend_core import simt
 from backend_core.offers import Offer
-from backend_core.simt import MOST_ROWS, Family, check_shapes
+from backend_core.simt import MOST_ROWS, Family, SimtKernel, check_shapes, families
 from backend_core.sites import LinearSite, itemsize
 
 from .gpu_kernels import T5_MMA, T5_QMV
+from .gpu_tiles import T5_QMM, T5_QMM_SIMD, rows_of
 from .layout import packed_columns
 
 if TYPE_CHECKING:
@@ -41,13 +42,14 @@ def facts_of(site: LinearSite, rows: int = 1) -> dict[str, Any]:
 
 
 def offers(site: LinearSite) -> list[Offer]:
-    """The offers for a t5 layer on ``"metal"`` or ``"cuda"``: one or none."""
-    family = simt.family_for(FAMILIES, facts_of(site))
+    """The offers for a t5 layer on ``"metal"`` or ``"cuda"``: none, one, or another one for many rows."""
+    facts = facts_of(site)
+    family = simt.family_for(FAMILIES, facts)
     if family is None:
         return []
     groups = site.n * site.k // site.group_size
     weights = site.n * packed_columns(site.k, site.group_size) + groups * itemsize(site.scales_dtype)
-    return [
+    found = [
         Offer(
             name=f"{family.name}_{site.device}",
             build=functools.partial(build, family=family, site=site),
@@ -59,13 +61,37 @@ def offers(site: LinearSite) -> list[Offer]:
             note=f"1.625 bits a weight and its scale, groups of {site.group_size}, {family.note}",
         )
     ]
+    if many := many_rows(facts):
+        found.append(
+            Offer(
+                name=f"packed_qmm_{site.device}",
+                build=functools.partial(build, family=family, site=site, many=many),
+                rows=(MOST_ROWS + 1, None),
+                exactness="rounding",
+                row_invariant=True,
+                preference=family.preference,
+                note=f"matrix instructions, tiles of weights unpacked on the way, groups of {site.group_size}",
+            )
+        )
+    return found
 
 
-def build(module: Any, *, family: Family, site: LinearSite) -> Callable[[mx.array], mx.array]:
+def many_rows(facts: dict[str, Any]) -> SimtKernel | None:
+    """The kernel for more rows than a family has, if there is one."""
+    if facts["device"] == "metal":
+        return None if T5_QMM_SIMD.eligible(**facts) else T5_QMM_SIMD
+    return T5_QMM if families.generation("cuda") >= (8, 0) and not T5_QMM.eligible(**facts) else None
+
+
+def build(
+    module: Any, *, family: Family, site: LinearSite, many: SimtKernel | None = None
+) -> Callable[[mx.array], mx.array]:
     """The layer's product as a callable ``f(x)``: x (..., k) of ``site.x_dtype`` -> (..., n) of ``site.out_dtype``.
 
     module
         Holds ``weight`` (n, columns) uint8 and ``scales`` (n, groups), and possibly ``bias`` (n,).
+    many
+        The kernel for more than 16 rows, which are mlx's without.
 
     Raises ValueError if the arrays do not fit each other or the kernel cannot serve them, RuntimeError without the
     device.
@@ -75,11 +101,14 @@ def build(module: Any, *, family: Family, site: LinearSite) -> Callable[[mx.arra
     check_shapes(family.kernel, shapes, {"w": weight, "scales": scales})
     facts = facts_of(site)
     # What is not read is not bound either: anything of its type stands for it.
-    return product(family, facts, (weight, scales, module["bias"] if facts["has_bias"] else scales))
+    return product(family, facts, (weight, scales, module["bias"] if facts["has_bias"] else scales), many)
 
 
-def product(family: Family, facts: dict[str, Any], fixed: tuple[mx.array, ...]) -> Callable[[mx.array], mx.array]:
-    """``f(x)`` with the weights `fixed`: w, scales, bias. More than 16 rows are mlx's, on 2-bit words."""
+def product(
+    family: Family, facts: dict[str, Any], fixed: tuple[mx.array, ...], many: SimtKernel | None = None
+) -> Callable[[mx.array], mx.array]:
+    """``f(x)`` with the weights `fixed`: w, scales, bias. More than 16 rows are the kernel `many`'s; without it mlx's,
+    on 2-bit words."""
     import mlx.core as mx
 
     def stock(x: mx.array) -> mx.array:
@@ -90,4 +119,7 @@ def product(family: Family, facts: dict[str, Any], fixed: tuple[mx.array, ...]) 
         y = mx.quantized_matmul(x, codes, scales, -scales, True, size, 2)
         return y + bias if facts["has_bias"] else y
 
-    return simt.product(family, facts, fixed, stock)
+    if many is None:
+        return simt.product(family, facts, fixed, stock)
+    whole = functools.partial(rows_of, many)
+    return simt.product(family, facts, fixed, stock, simt.many_rows(many, family.device, facts, fixed, whole))

@@ -11,6 +11,7 @@ from backend_core.simt import SimtKernel
 from backend_core.testing import lab
 
 from . import reference
+from .gpu_kernels import T5_MMA, T5_QMV
 from .layout import packed_columns
 
 #: group, dtype, n, k, rows, bias. N = 7 and N % 16 = 8 are edges of tiles; rows of 9 groups do not end at 16 bytes.
@@ -22,11 +23,19 @@ CASES = (
     (128, "bfloat16", 7, 128 * 9, 16, True),
     (128, "float32", 24, 384, 3, True),
 )
+#: The same for the kernels of many rows: whole tiles of 32 or 64 rows and 64 columns, and parts of tiles.
+MANY = (
+    (128, "float16", 64, 256, 64, False),
+    (64, "float16", 64, 192, 32, False),
+    (128, "bfloat16", 24, 128, 65, True),
+    (64, "bfloat16", 7, 64, 17, False),
+    (128, "float32", 72, 128, 33, True),
+)
 
 
 def cases(kernel: SimtKernel) -> Iterator[lab.Case]:
     """Those that the kernel can serve."""
-    for group, dtype, n, k, rows, bias in CASES:
+    for group, dtype, n, k, rows, bias in CASES if kernel in (T5_QMV, T5_MMA) else MANY:
         facts = {"rows": rows, "n": n, "k": k, "group_size": group, "x_dtype": dtype, "scales_dtype": dtype,
                  "out_dtype": dtype, "has_bias": bias}  # fmt: skip
         if not kernel.eligible(**facts):
@@ -59,8 +68,8 @@ def _case(kernel: SimtKernel, f: dict[str, Any]) -> lab.Case:
         inputs=(x, packed, scales, scales if bias is None else bias),
         outputs=(((rows, n), dtype),),
         touched=touched,
-        # All rows share what is read of the weights; beyond the last column tiles take that column again.
-        once=("w", "y") if n % 16 == 0 else ("y",),
+        # All rows of a tile share what is read of the weights; beyond the last column tiles take that column again.
+        once=("w", "y") if n % (16 if kernel in (T5_QMV, T5_MMA) else 64) == 0 else ("y",),
         shapes={"w": packed.shape, "scales": (n, k // group)},
         excess=excess,
     )
