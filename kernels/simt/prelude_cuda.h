@@ -267,6 +267,7 @@ METAL_FUNC void load_words_first(uint* to, const T* from) {
 //: stream_words
 template <int COUNT, bool VECTORS, typename T>
 METAL_FUNC void stream_words(uint* to, const T* from) {
+  static_assert(sizeof(T) == 4, "stream_words takes elements of four bytes");
   if (VECTORS && COUNT % 4 == 0) {
 #pragma unroll
     for (int i = 0; i < COUNT; i += 4) {

@@ -200,9 +200,10 @@ METAL_FUNC void load_words_first(thread uint* to, P from) {
 }
 
 //: stream_words
-// The same for words that are read once, which need not stay in a cache.
+// The same for words that are read once, which need not stay in a cache: elements of four bytes only.
 template <int COUNT, bool VECTORS, typename P>
 METAL_FUNC void stream_words(thread uint* to, P from) {
+  static_assert(sizeof(from[0]) == 4, "stream_words takes elements of four bytes");
 #pragma unroll
   for (int i = 0; i < COUNT; i++) {
     to[i] = bits_of(from[i]);
