@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
@@ -200,3 +201,59 @@ def test_inputs_of_one_size_are_constant_together() -> None:
     found = lab.check_types(kernel, inputs=inputs, output_dtypes=[lab.float32])
     assert [f.variant for f in found] == ["'a' in constant", "'b' in constant"][: len(found)] and found
     assert lab.check_types(kernel, inputs=inputs, output_dtypes=[lab.float32], together=[("a", "b")]) == ()
+
+
+HEAD = "#include <metal_stdlib>\nusing namespace metal;\n"
+LANE = "uint i [[thread_position_in_grid]]"
+
+
+def test_complex_numbers_of_mlx() -> None:
+    root = Path(str(mx.__file__)).parent / "include"
+    if not (root / "mlx/backend/metal/kernels/complex.h").is_file():
+        pytest.skip("this mlx comes without the text of its Metal kernels")
+    text = f"""{HEAD}#include "mlx/backend/metal/kernels/complex.h"
+    kernel void f(device complex64_t* o, device const float* x, {LANE}) {{
+        complex64_t a(x[i], 1), b = a * a + complex64_t(2.0f);
+        o[i] = b;
+        if (a == b) o[0] = -a;
+    }}"""
+    assert lab.check_msl(text, include_dirs=[root]) == ()
+    found = lab.check_msl(text.replace("o[0] = -a", "o[0] = &o[0]"), include_dirs=[root])
+    assert [f.line for f in found] == [7]
+
+
+def test_constructors_with_lists_of_members() -> None:
+    text = f"""{HEAD}
+    struct Parts {{
+        float4 a, c; vec<uint, 2> b;
+        Parts(float x, uint y) thread : a(x), c(a.xy, x, x), b(y, y) {{}}
+        Parts() : a(0), c(a), b(1, 2) {{}}
+    }};
+    Parts made(float x) {{ return Parts(x, 1); }}
+    kernel void f(device float* o, {LANE}) {{ Parts p(1, i), q; o[i] = p.a.x + q.c.y + made(2).b.x; }}"""
+    assert lab.check_msl(text) == ()
+    assert [f.line for f in lab.check_msl(text.replace("b(y, y)", "b(y, y, y)"))] == [6]
+
+
+def test_vectors_of_bools() -> None:
+    text = f"""{HEAD}
+    kernel void f(device float* o, {LANE}) {{
+        vec<bool, 4> m = vec<bool, 4>(true, false, true, i == 1), k = float4(1) < float4(o[i]);
+        if (any(m) && all(k)) o[i] = select(float4(1), float4(2), m).x;
+    }}"""
+    assert lab.check_msl(text) == ()
+    assert [f.line for f in lab.check_msl(text.replace("i == 1)", "i == 1, true)"))] == [5]
+
+
+def test_arrays_keep_the_address_space_of_their_elements() -> None:
+    text = f"""{HEAD}
+    inline void put(thread float* to) {{ *to = 1; }}
+    kernel void f(device array<float, 4>* o, constant metal::array<float, 2>& c, {LANE}) {{
+        array<float, 4> a = {{1, 2, 3, 4}};
+        put(&a[1]);
+        const array<int, 2> d = {{1, 2}};
+        for (uint k = 0; k < a.size(); k++) o[i][k] = a[k] + c[1] + d[0];
+    }}"""
+    assert lab.check_msl(text) == ()
+    assert [f.line for f in lab.check_msl(text.replace("put(&a[1])", "put(&o[i][1])"))] == [7]
+    assert [f.line for f in lab.check_msl(text.replace("put(&a[1])", "c[0] = 1"))] == [7]

@@ -90,7 +90,8 @@ def test_the_lab_runs_it() -> None:
 @pytest.mark.lab
 def test_stream_words_refuses_elements_of_two_bytes(tmp_path) -> None:
     source = tmp_path / "streamed.metal"
-    source.write_text("// --- kernel streamed ---\nuint words[2];\nstream_words<2, false>(words, x);\ny[0] = words[1];\n")
+    body = "uint words[2];\nstream_words<2, false>(words, x);\ny[0] = words[1];\n"
+    source.write_text(f"// --- kernel streamed ---\n{body}")
     kernel = SimtKernel("streamed", source, ("x",), ("y",), (), lambda *, n: Launch((), (n, 1, 1), (n, 1, 1)))
 
     def launch(x: np.ndarray) -> lab.Result:

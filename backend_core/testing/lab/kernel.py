@@ -126,8 +126,6 @@ class MetalKernel:
                 array, dtype = as_array(value)
             except ValueError as e:
                 raise LabError(f"{self.name}: input {name!r}: {e}") from None
-            if array.size == 0:
-                raise LabError(f"{self.name}: input {name!r} is empty, shape {array.shape}")
             strides, skew = tuple(s // array.itemsize for s in array.strides), skew_of(array)
             if self.ensure_row_contiguous or array.flags.c_contiguous:
                 skew = skew if array.flags.c_contiguous else 0
@@ -152,8 +150,6 @@ class MetalKernel:
                 array = np.zeros(tuple(shape), dtype=dtype.storage)
             except (TypeError, ValueError) as e:
                 raise LabError(f"{self.name}: output {name!r} of shape {shape}: {e}") from None
-            if array.size == 0:
-                raise LabError(f"{self.name}: output {name!r} is empty, shape {array.shape}")
             if dtype is bfloat16:
                 array = array.view(BFloat16Array)
             if init_value is not None:

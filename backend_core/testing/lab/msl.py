@@ -102,8 +102,6 @@ def _bind(entry: module.Entry, buffers: Mapping[int, Any], outputs: set[int]) ->
         copy = np.array(array, order="C", copy=True)
         if dtype is bfloat16:
             copy = copy.view(BFloat16Array)
-        if copy.nbytes == 0:
-            raise LabError(f"{entry.name}: [[buffer({index})]] {param.name!r} is empty, shape {copy.shape}")
         out = index in outputs
         skew = skew_of(array) if array.flags.c_contiguous else 0
         bound.append(launch.Bound(param.name, index, copy, dtype, param.read_only, not out, out, skew))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from .rewrite import (
     Rewritten,
     share_threadgroup_variables,
@@ -11,9 +9,9 @@ from .rewrite import (
     take_host_names,
     take_kernels,
 )
+from .rewrite_constructors import VECTOR, rewrite_constructors
 from .tokens import Tokens
 
-_VECTOR = re.compile(r"(?:packed_)?(?:bool|u?char|u?short|u?int|u?long|half|bfloat|float)[234]\Z")
 #: Words that mean something in OpenCL and are names in Metal.
 _RENAMED = {
     **{f"atomic_{t}": f"metal_atomic_{t}" for t in ("int", "uint", "bool", "float", "ulong")},
@@ -49,12 +47,15 @@ def rewrite_for_check(text: str) -> tuple[str, list[str], list[tuple[str, str, i
         if word == "thread" and _is_reference_to_const(t, i):
             # A reference to const in the private address space takes no temporary there; a generic one does.
             t.text[i] = ""
+        if word == "vec" and _is_vector_of_bools(t, i):
+            t.text[t.next(t.next(i + 1) + 1)] = "int"  # as bool4 is, since a comparison gives integers there
     found = Rewritten("")
     take_host_names(t, found)
     take_kernels(t, found)
     take_function_constants(t, found)
     outside = _outside_of_kernels(t, found)
     share_threadgroup_variables(t, shared="threadgroup lab_type_{0}& {0} = *lab_shared<lab_type_{0}>();")
+    rewrite_constructors(t)
     for first, last in _function_bodies(t):
         for i in range(first, last):
             if t.kind[i] == "name":
@@ -73,6 +74,12 @@ def _is_reference_to_const(t: Tokens, i: int) -> bool:
         const = const or t.text[i] == "const"
         i = t.after_angles(i) if t.text[i] == "<" else i + 1
     return const and i < len(t.text) and t.text[i] == "&"
+
+
+def _is_vector_of_bools(t: Tokens, i: int) -> bool:
+    opening = t.next(i + 1)
+    kind = t.next(opening + 1)
+    return kind < len(t.text) and t.text[opening] == "<" and t.text[kind] == "bool"
 
 
 def _function_bodies(t: Tokens) -> list[tuple[int, int]]:
@@ -94,7 +101,7 @@ def _initialise_by_call(t: Tokens, i: int) -> None:
     name = t.next(i + 1)
     if t.text[i] == "vec" and name < len(t.text) and t.text[name] == "<":
         name = t.next(t.after_angles(name))
-    elif not _VECTOR.match(t.text[i]):
+    elif not VECTOR.match(t.text[i]):
         return
     opening = t.next(name + 1)
     if opening >= len(t.text) or t.kind[name] != "name" or t.text[opening] != "(":
@@ -109,10 +116,10 @@ def _initialise_by_call(t: Tokens, i: int) -> None:
 def _name_constructor(t: Tokens, i: int) -> None:
     """`float4(a, b)` and `vec<T, 4>(a, b)` become calls of a template: vectors have no constructors there."""
     word, after, before = t.text[i], t.next(i + 1), t.previous(i - 1)
-    if after >= len(t.text):
+    if after >= len(t.text) or (before >= 0 and t.text[before] == "operator"):  # the name of a conversion
         return
     declared = before >= 0 and t.kind[before] == "name" and t.text[before] != "return"
-    if _VECTOR.match(word) and t.text[after] == "(" and not declared:
+    if VECTOR.match(word) and t.text[after] == "(" and not declared:
         t.text[i] = f"metal::lab_make<{word}>"
     elif word == "vec" and t.text[after] == "<":
         behind = t.after_angles(after)

@@ -77,4 +77,17 @@ struct numeric_limits {
     static constexpr __constant int digits = 1;
 };
 
+template <class T, size_t N>
+struct array {
+    T lab_values[N];
+    thread T& operator[](size_t) thread;
+    device T& operator[](size_t) device;
+    threadgroup T& operator[](size_t) threadgroup;
+    const thread T& operator[](size_t) const thread;
+    const device T& operator[](size_t) const device;
+    const threadgroup T& operator[](size_t) const threadgroup;
+    const constant T& operator[](size_t) const constant;
+    static constexpr size_t size() { return N; }
+};
+
 }  // namespace metal
