@@ -99,7 +99,7 @@ def test_training_goes_through_t5_layers(made, name):
         model.freeze()
         model.model.layers[0].unfreeze(keys=["lora_a", "lora_b"], strict=False)
         step = nn.value_and_grad(model, loss)
-        first, grad = step(model)
+        _, grad = step(model)
         grads.append(dict(tree_flatten(grad)))
     for path, g in grads[1].items():
         assert mx.abs(grads[0][path] - g).max().item() <= 1e-3 * mx.abs(g).max().item() + 1e-7, path

@@ -11,8 +11,8 @@ WEIGHTS = {1: 0.75, 64: 0.25}
 
 
 class Machine:
-    """Two sides with given times, a clock, and neighbours: for stretches of time everything takes longer, single samples
-    much longer, and all of them a bit more or less."""
+    """Two sides with given times, a clock, and neighbours: for stretches of time everything takes longer, single
+    samples much longer, and all of them a bit more or less."""
 
     def __init__(self, seed: int, first: float, second: float, noise: float = 0.04, bursts: bool = True):
         self.rng = np.random.default_rng(seed)

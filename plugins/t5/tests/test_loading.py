@@ -216,6 +216,7 @@ UP = "model.layers.1.mlp.up_proj"
         (f"{UP}.weight", with_byte(100, 243), f"{UP}.weight is damaged: byte 100 is 243"),
         (f"{UP}.weight", with_byte(12, 3), f"{UP}.weight is damaged: the last byte of group 0"),
         (f"{UP}.scales", lambda a: None, rf"{UP}.weight has no scales \({UP}.scales is missing\)"),
+        (f"{UP}.weight", lambda a: None, rf"{UP}.scales belongs to no weight \({UP}.weight is missing\)"),
         (f"{UP}.weight", lambda a: a[:, :20], f"{UP}.weight .256, 20. with scales .256, 2. of F16 is no t5"),
         (f"{UP}.scales", lambda a: a.astype(np.int32), f"{UP}.weight .* of I32 is no t5"),
         (f"{UP}.weight", lambda a: np.full((256, 52), 121, np.uint8), f"{UP}.weight has groups of 128, config.json"),
@@ -225,6 +226,15 @@ def test_damage_is_refused_by_name(made, tmp_path, name, change, message):
     bad = damaged(made["llama.t5"], tmp_path / "bad", name, change)
     with pytest.raises(ModelError, match=message):
         load(bad, policy(t5="packed"))
+
+
+def test_a_missing_shard_is_named(made, tmp_path):
+    held = cp.tensors_of(made["llama.t5"])
+    shutil.copytree(made["llama.t5"], tmp_path / "t5", ignore=shutil.ignore_patterns("*.safetensors*"))
+    cp.write_shards(tmp_path / "t5", held, 3)
+    (tmp_path / "t5" / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(ModelError, match="incomplete: .* should be in model-00002-of-00003.safetensors, which is miss"):
+        load(tmp_path / "t5", policy(t5="packed"))
 
 
 def test_strict_loading_stays_strict(made, tmp_path):

@@ -300,3 +300,174 @@ print(peak() - start)
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert size > 150e6
     assert int(done.stdout) < 0.75 * size, f"{int(done.stdout) >> 20} MB for a shard of {size >> 20} MB"
+
+
+# Odd checkpoints
+
+
+def incomplete(source: Path, change: str) -> str:
+    """Damage a checkpoint in shards; what the message must say."""
+    file = source / "model.safetensors.index.json"
+    held = json.loads(file.read_text())
+    if change == "shard":
+        (source / held["weight_map"]["b.scales"]).unlink()
+        return r"the checkpoint is incomplete: .* should be in model-0000\d-of-00003.safetensors, which is missing"
+    if change == "link":
+        shard = source / held["weight_map"]["b.scales"]
+        shard.unlink()
+        shard.symlink_to(source / "gone")
+        return "the checkpoint is incomplete: .*, which is missing"
+    if change == "tensor":
+        held["weight_map"]["b.more"] = "model-00001-of-00003.safetensors"
+        file.write_text(json.dumps(held))
+        return "the checkpoint is incomplete: b.more should be in model-00001-of-00003.safetensors, which does not"
+    file.write_text({"text": "{", "list": "[]", "map": '{"weight_map": {"a": 1}}', "metadata":
+                     '{"weight_map": {}, "metadata": [1]}'}[change])  # fmt: skip
+    return r"index.json (cannot be read|is no index|: metadata is no object)|index.json: metadata is no object"
+
+
+@pytest.mark.parametrize("change", ["shard", "link", "tensor", "text", "list", "map", "metadata"])
+def test_incomplete_checkpoints_are_refused(tmp_path, change):
+    source = make(tmp_path / "src")
+    repack.write(repack.plan(source), tmp_path / "t5")
+    for directory, to in ((source, "t5"), (tmp_path / "t5", "affine")):
+        message = incomplete(directory, change)
+        with pytest.raises(ModelError, match=message):
+            repack.plan(directory, to)
+
+
+def test_links(tmp_path):
+    """Weights, a source and a destination that are links; links to nowhere and in circles."""
+    blobs = make(tmp_path / "blobs")
+    (tmp_path / "snapshot").mkdir()
+    files = [file for file in blobs.iterdir() if file.is_file()]
+    for file in files:
+        (tmp_path / "snapshot" / file.name).symlink_to(file)
+    (tmp_path / "snapshot" / "nowhere").symlink_to(tmp_path / "gone")
+    (tmp_path / "snapshot" / "circle").symlink_to(tmp_path / "snapshot")
+    (tmp_path / "src").symlink_to(tmp_path / "snapshot")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    (tmp_path / "new").symlink_to(tmp_path / "made")
+    before = cp.digest(blobs)
+    for name, real in (("link", "empty"), ("new", "made"), ("plain", "plain")):
+        repack.write(repack.plan(tmp_path / "src"), tmp_path / name, verify=True)
+        assert (tmp_path / name).is_symlink() == (name != real)
+        assert not any(f.is_symlink() for f in (tmp_path / real).iterdir())
+        assert {f.name for f in (tmp_path / real).iterdir()} == {f.name for f in files}
+    assert cp.digest(blobs) == before
+    assert not [p for p in tmp_path.iterdir() if p.name.endswith(".partial")]
+
+
+def simple(directory: Path, tensors: dict, quantization: dict | None = None) -> Path:
+    directory.mkdir()
+    cp.write_shards(directory, tensors, 1)
+    config = {"model_type": "x", "quantization": {"group_size": 64, "bits": 2, **(quantization or {})}}
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+def named(path: str, *arguments, **options) -> dict:
+    return {f"{path}.{key}": value for key, value in cp.affine(*arguments, **options).items()}
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
+def test_odd_shapes_and_scales_come_back(tmp_path, dtype):
+    """One group, one row, no row, one expert; scales of -0, +0, infinity and NaN; names with dots; mixed groups."""
+    tensors = {
+        **named("one", 0, (1,), 64, 64, dtype=dtype), **named("row.of.two", 1, (1,), 128, 64, dtype=dtype),
+        **named("expert", 2, (2, 1), 64, 64, dtype=dtype), **named("wide.v1.5", 3, (5,), 256, 128, dtype=dtype),
+        "none.weight": mx.zeros((0, 4), mx.uint32), "none.scales": mx.zeros((0, 1), dtype),
+        "none.biases": mx.zeros((0, 1), dtype), "norm.weight": mx.ones((3,), dtype),
+    }  # fmt: skip
+    scales = np.array(tensors["wide.v1.5.scales"].view(mx.uint16))
+    infinity = 0x7C00 if dtype == mx.float16 else 0x7F80
+    scales[:, 0] = 0x8000, 0, infinity, infinity | 1, 0x8001  # -0, +0, infinity, NaN, the smallest below 0
+    tensors["wide.v1.5.scales"] = mx.array(scales).view(dtype)
+    tensors["wide.v1.5.biases"] = mx.array(scales ^ 0x8000).view(dtype)
+    source = simple(tmp_path / "src", tensors, {"wide.v1.5": {"group_size": 128, "bits": 2}})
+    repack.write(repack.plan(source), tmp_path / "model.v2.t5", verify=True)
+    plan = repack.plan(tmp_path / "model.v2.t5", "affine")
+    assert {path: layer.group_size for path, layer in plan.layers.items()} == {
+        "one": 64, "row.of.two": 64, "expert": 64, "wide.v1.5": 128, "none": 64}  # fmt: skip
+    repack.write(plan, tmp_path / "back", verify=True)
+    again = cp.tensors_of(tmp_path / "back")
+    assert again.keys() == tensors.keys()
+    assert all(cp.same_bits(tensors[name], again[name]) for name in tensors)
+    assert (tmp_path / "back" / "config.json").read_text().split() == json.dumps(
+        json.loads((source / "config.json").read_text()), indent=4).split()  # fmt: skip
+
+
+def test_a_bias_of_plus_zero_beside_a_scale_of_plus_zero_is_another_bias(tmp_path):
+    tensors = named("a", 0, (4,), 64, 64)
+    tensors["a.scales"], tensors["a.biases"] = mx.zeros((4, 1), mx.float16), mx.zeros((4, 1), mx.float16)
+    with pytest.raises(ModelError, match="biases are not -scales, bit for bit"):
+        repack.plan(simple(tmp_path / "src", tensors))
+
+
+def test_directories_made_for_nothing_are_removed(tmp_path, monkeypatch):
+    source = make(tmp_path / "src")
+    monkeypatch.setattr(repack, "write_file", lambda *_: (_ for _ in ()).throw(OSError(errno.EROFS, "Read-only")))
+    with pytest.raises(ModelError, match="Read-only; nothing was left there"):
+        repack.write(repack.plan(source), tmp_path / "a" / "b" / "dst")
+    monkeypatch.setattr(repack.tempfile, "mkdtemp", lambda **_: (_ for _ in ()).throw(OSError(errno.EACCES, "denied")))
+    with pytest.raises(ModelError, match="dst cannot be written: denied"):
+        repack.write(repack.plan(source), tmp_path / "a" / "b" / "dst")
+    assert [p.name for p in tmp_path.iterdir()] == ["src"]
+
+
+def test_a_terminated_run_leaves_nothing(tmp_path):
+    """SIGTERM between two files."""
+    source = make(tmp_path / "src")
+    program = (
+        "import os, signal, sys\nfrom t5_ternary import repack\nfrom t5_ternary.commands import repack_t5\n"
+        "old = repack.write_file\n"
+        "def write_file(*a):\n    old(*a)\n    os.kill(os.getpid(), signal.SIGTERM)\n    return 0\n"
+        "repack.write_file = write_file\nrepack_t5([sys.argv[1], sys.argv[2]])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(source), str(tmp_path / "dst")], capture_output=True)
+    assert done.returncode == 128 + 15, done.stderr
+    assert [p.name for p in tmp_path.iterdir()] == ["src"]
+
+
+@pytest.mark.parametrize(
+    "change,message",
+    [
+        ({"group_size": [64]}, r"group_size = \[64\]: t5 has groups"),
+        ({"group_size": {}}, "group_size = {}: t5 has groups"),
+        ({"source": 3}, "source does not hold the quantization"),
+        ({"source": {"hidden_size": 1}}, "source does not hold the quantization"),
+        ({"source": {"quantization": {"bits": 2}}}, "source is no quantization of mlx"),
+        ({"source": {"quantization": {"bits": 2, "group_size": "x"}}}, "source is no quantization of mlx"),
+        ({"source": {"quantization": {"bits": 2, "group_size": 64, "a.b": 3}}}, "a.b = 3 says nothing"),
+    ],
+)
+def test_damaged_markers_are_refused(tmp_path, change, message):
+    source = make(tmp_path / "src", 1)
+    repack.write(repack.plan(source), tmp_path / "t5")
+    file = tmp_path / "t5" / "config.json"
+    config = json.loads(file.read_text())
+    config["quantization_config"].update(change)
+    file.write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=message):
+        repack.write(repack.plan(tmp_path / "t5", "affine"), tmp_path / "back")
+
+
+@pytest.mark.parametrize("change", ["dtype", "shape", "offsets", "metadata"])
+def test_headers_of_wrong_types_are_refused(tmp_path, change):
+    source = make(tmp_path / "src", 1)
+    file = source / "model.safetensors"
+    raw = file.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + length])
+    entry = header["a.scales"]
+    if change == "metadata":
+        header["__metadata__"] = {"format": 3}
+    else:
+        entry["data_offsets" if change == "offsets" else change] = {"dtype": 5, "shape": ["4", 2], "offsets": ["0", 8]}[
+            change
+        ]
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + length :])
+    with pytest.raises(ModelError, match="damaged header"):
+        repack.plan(source)

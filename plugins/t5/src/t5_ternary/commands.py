@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import threading
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -28,7 +32,7 @@ def repack_t5(source: Path, destination: Path, to: str, verify: bool, dry_run: b
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description:<14}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    with _ending_tidily(), Progress(*columns, console=console, transient=True) as bar:
 
         def advance(task: object) -> repack.Progress:
             return lambda count, _: bar.advance(task, count)  # type: ignore[arg-type]
@@ -42,6 +46,24 @@ def repack_t5(source: Path, destination: Path, to: str, verify: bool, dry_run: b
             task = bar.add_task("writing", total=plan.after * (2 if verify else 1))
             notes = repack.write(plan, destination, verify, advance(task))
     _print(plan, destination, verify, dry_run, notes)
+
+
+@contextlib.contextmanager
+def _ending_tidily() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the process as an interrupt does: what is half written is removed."""
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        signals = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+        before = {n: signal.signal(n, end) for n in signals if signal.getsignal(n) is signal.SIG_DFL}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _print(plan: object, destination: Path, verify: bool, dry_run: bool, notes: list[str]) -> None:

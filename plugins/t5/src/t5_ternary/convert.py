@@ -1,8 +1,8 @@
 """Between t5 bytes and mlx's affine 2-bit words, in numpy, by tables.
 
 Twenty weights are five bytes of 2-bit codes and four bytes of t5. Both directions go through tables that relate ten
-bits (five codes) with one t5 byte, or twenty with two; nothing is ever widened to one number a weight. Codes equal trits, so that an affine
-2-bit matrix with bias = -scale and its t5 form are the same weights, bit for bit.
+bits (five codes) with one t5 byte, or twenty with two; nothing is ever widened to one number a weight. Codes equal
+trits, so that an affine 2-bit matrix with bias = -scale and its t5 form are the same weights, bit for bit.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import numpy as np
 
 from backend_core.errors import ModelError
 
-from . import convert, marker
+from . import convert, index, marker
 from .recognise import find, form_of
 from .tensors import read_file
 
@@ -37,7 +37,7 @@ def adapt(arguments: Mapping[str, Any], policy: Policy) -> dict[str, Any]:
         entry = marker.find(config)
         if entry is not None:
             # The host and the model's class see what the 2-bit checkpoint says.
-            config.update(entry.get("source") or {})
+            config.update(marker.source_of(entry))
         model_class, arguments_class = get_model_classes(config=config)
         return model_with_t5(model_class, config, entry, policy, lazy), arguments_class
 
@@ -51,7 +51,9 @@ def examine(directory: Path) -> None:
     """
     entry = marker.find(json.loads((directory / "config.json").read_text(encoding="utf-8")))
     if entry is not None:
+        marker.source_of(entry)
         forms = {t.name: (t.dtype, t.shape) for f in sorted(directory.glob("*.safetensors")) for t in read_file(f)[0]}
+        index.check(directory, forms)
         find(forms, entry, f"{directory}: ")
 
 

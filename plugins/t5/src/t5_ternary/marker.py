@@ -48,9 +48,33 @@ def _check(entry: Mapping[str, Any], key: str) -> None:
             f"config.json, {key}.version = {version}: t5 of a later version than {VERSION}; upgrade mlx-accel-t5"
         )
     for where, size in _sizes(entry).items():
-        if size is not None and size not in GROUP_BYTES:
+        if size is not None and (not isinstance(size, int) or size not in GROUP_BYTES):
             place = f"{key}.{where}" if where else key
             raise ModelError(f"config.json, {place}.group_size = {size!r}: t5 has groups of 64 and 128")
+
+
+def source_of(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """What a marker keeps of the 2-bit checkpoint's configuration: ``quantization`` and ``quantization_config``.
+
+    Raises ModelError if a host could make nothing of it.
+    """
+    source = entry.get("source")
+    if source is None:
+        return {}
+    where = "config.json, quantization_config.source"
+    if not isinstance(source, Mapping) or not set(source) <= {"quantization", "quantization_config"}:
+        raise ModelError(f"{where} does not hold the quantization of a 2-bit checkpoint")
+    kept = source.get("quantization", source.get("quantization_config", {}))
+    if not isinstance(kept, Mapping) or not all(_is_count(kept.get(key)) for key in ("group_size", "bits") if source):
+        raise ModelError(f"{where} is no quantization of mlx: it has no sound group_size and bits")
+    for path, value in kept.items():
+        if "." in path and not isinstance(value, (Mapping, bool)):
+            raise ModelError(f"{where}: {path} = {value!r} says nothing about a module")
+    return dict(source)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _sizes(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,8 +121,7 @@ def unmark(config: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any
         return result
     for key in ("quantization", "quantization_config"):
         result.pop(key, None)
-    source = entry.get("source")
-    if isinstance(source, Mapping) and source:
+    if source := source_of(entry):
         return {**result, **source}
     native = config.get("quantization")
     kept = {k: v for k, v in native.items() if k not in ("quant_method", "version")} if native else {}

@@ -41,6 +41,8 @@ def find(forms: Mapping[str, Form], entry: Mapping[str, Any] | None, where: str 
     """
     found = {}
     for name, (dtype, shape) in forms.items():
+        if entry is not None and name.endswith(".scales") and name.removesuffix("scales") + "weight" not in forms:
+            raise ModelError(f"{where}{name} belongs to no weight ({name.removesuffix('scales')}weight is missing)")
         path = name.removesuffix(".weight")
         if path == name or dtype != "U8":
             continue

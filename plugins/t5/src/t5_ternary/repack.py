@@ -9,6 +9,7 @@ Files are made in a temporary directory beside the destination, which appears on
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -22,7 +23,7 @@ import numpy as np
 
 from backend_core.errors import ModelError
 
-from . import convert, marker
+from . import convert, index, marker
 from .layout import GROUP_BYTES
 from .recognise import find
 from .tensors import Output, Tensor, read_file, write_file
@@ -99,6 +100,7 @@ def plan(source: Path, to: str = "t5", progress: Progress | None = None) -> Plan
             if tensor.name in tensors:
                 raise ModelError(f"{tensor.file}: {tensor.name} is also in {tensors[tensor.name].file.name}")
             tensors[tensor.name] = tensor
+    index.check(source, tensors)
     if to == "affine":
         _plan_affine(result, tensors, progress)
     else:
@@ -259,8 +261,15 @@ def write(p: Plan, destination: Path, verify: bool = False, progress: Progress |
     Returns notes for the user. Raises ModelError; then, as after an interrupt, neither directory has changed.
     """
     check_destination(p, destination)
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", suffix=".partial", dir=destination.parent))
+    target = destination.resolve()  # a link stays a link
+    made = [d for d in target.parents if not d.exists()]
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
+    except OSError as error:
+        _remove(made)
+        raise ModelError(f"{destination} cannot be written: {error.strerror or error}") from error
+    done = False
     try:
         notes = _write_into(p, temporary, progress)
         if verify:
@@ -268,13 +277,23 @@ def write(p: Plan, destination: Path, verify: bool = False, progress: Progress |
 
             compare(p, temporary, progress)
         temporary.chmod(0o777 & ~_umask())
-        os.replace(temporary, destination)
+        os.replace(temporary, target)
+        done = True
     except OSError as error:
         why = error.strerror or error
         raise ModelError(f"{destination} cannot be written: {why}; nothing was left there") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        if not done:
+            _remove(made)
     return notes
+
+
+def _remove(directories: list[Path]) -> None:
+    """Remove directories that are empty, the innermost first."""
+    with contextlib.suppress(OSError):
+        for directory in directories:
+            directory.rmdir()
 
 
 def check_destination(p: Plan, destination: Path) -> None:
@@ -333,7 +352,7 @@ def _write_into(p: Plan, target: Path, progress: Progress | None) -> list[str]:
         if relative == Path("config.json"):
             config = marker.mark(p.config, sizes, bool(p.copied)) if p.to == "t5" else marker.unmark(p.config, sizes)
             copy.write_text(json.dumps(config, indent=4, ensure_ascii=False) + "\n", encoding="utf-8")
-        elif relative.name.endswith(".safetensors.index.json") and len(relative.parts) == 1:
+        elif relative.name.endswith(index.ENDING) and len(relative.parts) == 1:
             copy.write_text(json.dumps(_index(file, names, total), indent=4) + "\n", encoding="utf-8")
         elif relative.name.upper() == "SHA256SUMS" or relative.suffix == ".sha256":
             notes.append(f"{relative} was left out: its checksums are those of the source")
@@ -344,10 +363,6 @@ def _write_into(p: Plan, target: Path, progress: Progress | None) -> list[str]:
 
 def _index(file: Path, names: Mapping[str, str], total: int) -> dict[str, Any]:
     """The index for what was written: where each tensor is, and the size of all of them."""
-    try:
-        index = json.loads(file.read_text(encoding="utf-8"))
-        metadata = dict(index.get("metadata") or {})
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise ModelError(f"{file} cannot be read: {error}") from error
-    metadata["total_size"] = total
-    return {**index, "metadata": metadata, "weight_map": dict(sorted(names.items()))}
+    given = index.read(file)
+    metadata = {**(given.get("metadata") or {}), "total_size": total}
+    return {**given, "metadata": metadata, "weight_map": dict(sorted(names.items()))}

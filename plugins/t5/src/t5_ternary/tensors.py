@@ -104,6 +104,8 @@ def read_file(path: Path) -> tuple[list[Tensor], dict[str, str]]:
                 raise ModelError(f"{path} is no complete safetensors file ({size} bytes)")
             header = json.loads(f.read(length))
         metadata = header.pop("__metadata__", None) or {}
+        if not all(isinstance(value, str) for value in metadata.values()):
+            raise ValueError("__metadata__ holds something else than strings")
         tensors = [_tensor(path, name, entry, 8 + length) for name, entry in header.items()]
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}") from error
@@ -117,8 +119,9 @@ def read_file(path: Path) -> tuple[list[Tensor], dict[str, str]]:
 
 
 def _tensor(path: Path, name: str, entry: Any, data: int) -> Tensor:
-    shape, (begin, end) = tuple(int(n) for n in entry["shape"]), entry["data_offsets"]
-    dtype = str(entry["dtype"])
+    shape, (begin, end), dtype = tuple(entry["shape"]), entry["data_offsets"], entry["dtype"]
+    if not isinstance(dtype, str) or any(type(n) is not int for n in (*shape, begin, end)):
+        raise ValueError(f"{name}: dtype, shape or offsets of a wrong type")
     count = 1
     for n in shape:
         count *= n
