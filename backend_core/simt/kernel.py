@@ -129,11 +129,12 @@ class SimtKernel:
         As ``on(device)`` with the keywords of `arguments`, but on CUDA a call takes less time, and what was compiled
         once on this machine is not compiled again.
 
-        Raises ValueError for another device, RuntimeError where mlx does not have it.
+        Raises ValueError for another device or one with too little threadgroup memory for the launch, RuntimeError
+        where mlx does not have the device.
         """
         import mlx.core as mx
 
-        from . import bound
+        from . import bound, shared_memory
 
         if device == "metal":
             return bound.metal(self, launch, fixed)
@@ -141,6 +142,9 @@ class SimtKernel:
             raise ValueError(f"kernel {self.name!r} does not run on {device!r}")
         if not mx.cuda.is_available():
             raise RuntimeError(f"kernel {self.name!r}: mlx has no CUDA here")
+        size, most = self.bytes_at_launch(launch.template), shared_memory.most_bytes()
+        if most is not None and size > most:
+            raise ValueError(f"kernel {self.name!r}: {size} bytes of threadgroup memory; this GPU has {most}")
         return bound.CudaCall(self, launch, fixed)
 
     def compile_ahead(self, launches: Iterable[Launch], inputs: Sequence[Any], output_dtypes: Sequence[Any]) -> None:

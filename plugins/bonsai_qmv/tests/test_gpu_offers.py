@@ -279,3 +279,27 @@ def compiler() -> None:
         lab.find_compiler()
     except lab.CompilerMissing as e:
         pytest.skip(str(e))
+
+
+@pytest.mark.lab
+def test_one_bit_layers_can_be_differentiated_where_stock_has_no_kernel(gpu, monkeypatch) -> None:
+    gpu.name = "cuda"
+    model = Model(bits=1)
+    ids = mx.array([[1, 2, 3]])
+
+    def loss(embedding: mx.array) -> mx.array:
+        model.embed.weight = embedding
+        return model(ids).astype(mx.float32).square().sum()
+
+    start = model.embed.weight
+    want = np.array(mx.grad(loss)(start.astype(mx.float32)))
+    model.embed.weight = start
+    select(model)
+
+    def missing(*_):
+        raise ValueError("1 is not supported")
+
+    monkeypatch.setattr(mx, "quantized_matmul", missing)
+    have = np.array(mx.grad(loss)(start).astype(mx.float32))
+    assert np.abs(want).max() > 0
+    assert np.abs(have - want).max() < 0.01 * np.abs(want).max()

@@ -121,6 +121,15 @@ def build(module: Any, *, family: Family, site: LinearSite) -> Callable[[mx.arra
     return product(family, facts, fixed)
 
 
+def expanded(w: mx.array, scales: mx.array, biases: mx.array) -> mx.array:
+    """1-bit weights (n, k // 32) uint32 as (n, k) of the scales' dtype, by operations that can be differentiated."""
+    import mlx.core as mx
+
+    codes = (w[..., None] >> mx.arange(32, dtype=mx.uint32)) & 1
+    grouped = codes.reshape(*scales.shape, -1).astype(scales.dtype)
+    return (grouped * scales[..., None] + biases[..., None]).reshape(len(w), -1)
+
+
 def product(family: Family, facts: dict[str, Any], fixed: tuple[mx.array, ...]) -> Callable[[mx.array], mx.array]:
     """``f(x)`` with the weights `fixed`: w, scales, biases, bias."""
     import mlx.core as mx
@@ -134,7 +143,10 @@ def product(family: Family, facts: dict[str, Any], fixed: tuple[mx.array, ...]) 
         w, scales, biases, bias = fixed
         if symmetric := facts["symmetric"]:
             biases = (scales * (-0.5 * symmetric)).astype(scales.dtype)
-        y = mx.quantized_matmul(x, w, scales, biases, True, facts["group_size"], facts["bits"])
+        if facts["bits"] == 1 and family.device == "cuda":  # mlx has no kernel for these there
+            y = (x @ expanded(w, scales, biases).T).astype(getattr(mx, facts["out_dtype"]))
+        else:
+            y = mx.quantized_matmul(x, w, scales, biases, True, facts["group_size"], facts["bits"])
         return y + bias if facts["has_bias"] else y
 
     return simt.product(family, facts, fixed, stock, simt.many_rows(large, family.device, facts, fixed, whole))
