@@ -27,6 +27,8 @@ def right(p, **over):
     """The checked result."""
     result = run(AFFINE_QMM_SIMD, p, **over).check()
     assert excess(p, result.outputs[0]) <= 1.0
+    launch = AFFINE_QMM_SIMD.launch(**{**p.facts, "rows": len(p.x)}, **over)
+    assert result.report.threadgroup_bytes == AFFINE_QMM_SIMD.threadgroup_bytes(launch) <= 32768
     return result
 
 
@@ -55,16 +57,15 @@ def test_results(bits, group, dtype, n, k, rows, symmetric, options) -> None:
     assert [name for name in buffers if buffers[name].bytes_written] == ["y"]
 
 
-def test_tiles_of_codes_and_of_weights_are_right() -> None:
+def test_tiles_of_codes_do_where_tiles_of_weights_would() -> None:
     for bits, symmetric in ((1, 1), (2, 2)):
         p = problem(bits, 64, "float16", 40, 192, 20, symmetric=symmetric)
         for whole in (True, False):
             assert AFFINE_QMM_SIMD.launch(**{**p.facts, "rows": 20}, whole=whole).value("WHOLE") is whole
-            right(p, whole=whole)
+        right(p, whole=False)
 
 
-@pytest.mark.parametrize("bits", [1, 2, 4])
-@pytest.mark.parametrize("rows", [32, 64, 300])
+@pytest.mark.parametrize(("bits", "rows"), [(1, 300), (2, 300), (4, 300), (2, 32)])
 def test_each_byte_of_the_weights_is_read_once_for_a_tile_of_rows(bits, rows) -> None:
     n, k = 128, 256
     p = problem(bits, 128, "float16", n, k, rows)
@@ -93,16 +94,8 @@ def test_a_row_has_the_bits_it_has_in_any_tile_of_any_height_and_view() -> None:
     np.testing.assert_array_equal(right(p).outputs[0], whole)
 
 
-@pytest.mark.parametrize(("dtype", "rows"), [("float32", 64), ("float16", 64), ("bfloat16", 32)])
-def test_threadgroup_memory_is_what_the_registry_says(dtype, rows) -> None:
-    p = problem(4, 32, dtype, 24, 32, rows)
-    launch = AFFINE_QMM_SIMD.launch(**{**p.facts, "rows": rows})
-    assert right(p).report.threadgroup_bytes == AFFINE_QMM_SIMD.threadgroup_bytes(launch) <= 32768
-
-
-@pytest.mark.parametrize("symmetric", [0, 2])
-def test_not_a_number_stays_in_its_row(symmetric) -> None:
-    p = problem(2, 64, "float16", 24, 128, 20, symmetric=symmetric)
+def test_not_a_number_stays_in_its_row() -> None:
+    p = problem(2, 64, "float16", 24, 128, 20)
     clean = right(p).outputs[0]
     for value in (np.nan, np.inf):
         x = np.array(values(p.x))
