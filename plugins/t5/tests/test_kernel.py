@@ -35,7 +35,7 @@ def test_float64_bound(group, isa):
         case.check(case.run(isa=isa, threads=2 if rows in (5, 129) else 1))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.sampled_from(GROUPS), st.integers(1, 40), st.integers(1, 50), st.integers(1, 9), st.sampled_from(DTYPES),
     st.booleans(), st.sampled_from(list(cases.isas().values())), st.integers(1, 3), st.floats(0, 1),
@@ -57,7 +57,7 @@ def test_every_byte_in_every_place(group, isa):
     """Against one-hot x: each output is a single weight, so that nothing averages out."""
     size = 13 * group // 64
     k = 2 * group
-    for place in range(0, 2 * size, 1 if isa == cases.best() else 5):
+    for place in range(0, 2 * size, 1 if isa == cases.isas().get("avx512_vnni", cases.best()) else 5):
         digits = 5 if place % size < size - 1 else (3 if group == 128 else 4)
         codes = np.arange(3**digits)
         trits = np.ones((len(codes), k), np.uint8)
@@ -82,7 +82,7 @@ def test_every_byte_in_every_place(group, isa):
 def test_depths(k, group, isa):
     """k that is no multiple of any block, and k beyond one block of x or of scales."""
     for rows in (1, 3, 16, 18):
-        case = Case.random(k, group, rows, 11, k)
+        case = Case.random(k, group, rows, 5 if k > 5000 else 11, k)
         case.check(case.run(isa=isa))
 
 

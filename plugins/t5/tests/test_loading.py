@@ -233,7 +233,7 @@ def test_a_missing_shard_is_named(made, tmp_path):
     shutil.copytree(made["llama.t5"], tmp_path / "t5", ignore=shutil.ignore_patterns("*.safetensors*"))
     cp.write_shards(tmp_path / "t5", held, 3)
     (tmp_path / "t5" / "model-00002-of-00003.safetensors").unlink()
-    with pytest.raises(ModelError, match="incomplete: .* should be in model-00002-of-00003.safetensors, which is miss"):
+    with pytest.raises(ModelError, match=r"incomplete: .* in model-00002-of-00003\.safetensors, which is missing"):
         load(tmp_path / "t5", policy(t5="packed"))
 
 

@@ -32,7 +32,8 @@ def check(directory: Path, tensors: Collection[str]) -> None:
         for name, shard in read(file)["weight_map"].items():
             if name not in tensors:
                 gone = "is missing" if not (directory / shard).is_file() else "does not have it"
-                raise ModelError(f"{directory}: the checkpoint is incomplete: {name} should be in {shard}, which {gone}")
+                where = f"{name} should be in {shard}, which {gone}"
+                raise ModelError(f"{directory}: the checkpoint is incomplete: {where}")
 
 
 def found(directory: Path) -> Iterator[Path]:
