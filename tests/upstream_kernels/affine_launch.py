@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from upstream_kernels.affine import Affine, rounded
+from upstream_kernels.geometry import GEOMETRIES
 
 from backend_core.testing import lab
 
@@ -26,29 +27,19 @@ def text(kernels: Mapping[str, Instance]) -> str:
 
 
 def launch(
-    upstream: Path,
-    source: str,
-    name: str,
-    w: Affine,
-    x: Any,
-    n: int,
-    groups: tuple[int, int, int],
-    threads: tuple[int, int, int] = (32, 2, 1),
-    with_rows: bool = False,
+    upstream: Path, kernels: Mapping[str, Instance], name: str, w: Affine, x: Any, n: int, layers: int = 1
 ) -> lab.Result:
-    """Runs one kernel; the result's only output is y (rows of x, n) in the matrix' type.
+    """Runs one of these kernels; the result's only output is y (rows of x, n) in the matrix' type.
 
-    groups, threads
-        Threadgroups, and threads of each, along x, y and z.
-    with_rows
-        The kernel takes the number of rows of x behind n.
+    layers: how often all threadgroups are started; once is right.
     """
-    m, k = x.shape
+    (m, k), (kernel, _, _, _, more) = x.shape, kernels[name]
+    geometry = GEOMETRIES[kernel]
     y = rounded(np.zeros((m, n)), w.metal)
     # Dimensions, shapes and strides of batches: x, then weight, scales and biases. There is no batch.
     batch = [np.zeros(1, t) for t in (np.int32, np.int32, np.int64, np.int32, np.int32, np.int64, np.int64, np.int64)]
-    values = [w.weight, w.scales, w.biases, x, y, k, n, *([m] if with_rows else []), *batch]
-    grid = tuple(g * t for g, t in zip(groups, threads, strict=True))
+    values = [w.weight, w.scales, w.biases, x, y, k, n, *([m] if geometry.with_rows else []), *batch]
     return lab.run_msl(
-        source, name, dict(enumerate(values)), grid=grid, threadgroup=threads, outputs=[4], include_dirs=[upstream]
-    )
+        text(kernels), name, dict(enumerate(values)), grid=geometry.grid(m, n, more, layers),
+        threadgroup=geometry.threads, outputs=[4], include_dirs=[upstream],
+    )  # fmt: skip

@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from upstream_kernels.affine import TYPES, rounded
+from upstream_kernels.geometry import GEOMETRIES
 
 from backend_core.reference import decode, rounding_bound, worst_ratio
 from backend_core.testing import lab
@@ -59,20 +60,18 @@ def inputs(name: str, m: int, n: int, k: int) -> Problem:
     return Problem(np.array(weight), np.array(scales), rounded(rng.standard_normal((m, k)), metal))
 
 
-def launch(
-    upstream: Path, name: str, p: Problem, groups: tuple[int, int], threads: tuple[int, int, int] = (32, 2, 1),
-    factor: float = 1.0,
-) -> lab.Result:  # fmt: skip
-    kernel, metal, _, _ = KERNELS[name]
+def launch(upstream: Path, name: str, p: Problem, factor: float = 1.0) -> lab.Result:
+    kernel, metal, _, more = KERNELS[name]
+    geometry = GEOMETRIES[kernel]
     (m, k), n = p.x.shape, len(p.weight)
     y = rounded(np.zeros((m, n)), metal)
     batch = [np.zeros(1, t) for t in (np.int32, np.int32, np.int64, np.int32, np.int32, np.int64, np.int64)]
     scales = [p.scales] if kernel == "fp_qmv_wide" else [p.scales, np.array([factor], np.float32)]
-    rows = [m] if kernel in ("fp_qmv_wide", "fp_qmm_t") else []
+    rows = [m] if geometry.with_rows else []
     values = [p.weight, *scales, p.x, y, k, n, *rows, *batch]
     return lab.run_msl(
-        TEXT, name, dict(enumerate(values)), grid=(groups[0] * threads[0], groups[1] * threads[1], threads[2]),
-        threadgroup=threads, outputs=[len(scales) + 2], include_dirs=[upstream],
+        TEXT, name, dict(enumerate(values)), grid=geometry.grid(m, n, more),
+        threadgroup=geometry.threads, outputs=[len(scales) + 2], include_dirs=[upstream],
     )  # fmt: skip
 
 
@@ -107,7 +106,7 @@ def check(y: np.ndarray, name: str, p: Problem, factor: float = 1.0) -> None:
 )
 def test_fp_qmv(upstream: Path, name: str, m: int, n: int, k: int) -> None:
     p = inputs(name, m, n, k)
-    result = launch(upstream, name, p, (m, -(-n // 8))).check()
+    result = launch(upstream, name, p).check()
     check(result.outputs[0], name, p)
     counts = result.report.buffers
     assert counts["w"].unique_read == p.weight.nbytes
@@ -119,7 +118,7 @@ def test_fp_qmv(upstream: Path, name: str, m: int, n: int, k: int) -> None:
 def test_fp_qmv_with_a_scale_of_the_tensor(upstream: Path) -> None:
     """The unit of nvfp4 codes is the tensor's scale over the largest code: 448 * 6."""
     p = inputs("fast_nvfp4_scaled", 1, 8, 512)
-    result = launch(upstream, "fast_nvfp4_scaled", p, (1, 1), factor=3.5 * 448 * 6).check()
+    result = launch(upstream, "fast_nvfp4_scaled", p, factor=3.5 * 448 * 6).check()
     check(result.outputs[0], "fast_nvfp4_scaled", p, factor=3.5)
 
 
@@ -128,8 +127,7 @@ def test_fp_qmv_with_a_scale_of_the_tensor(upstream: Path) -> None:
 )
 def test_fp_qmv_wide(upstream: Path, name: str, m: int, n: int, k: int) -> None:
     p = inputs(name, m, n, k)
-    together = int(KERNELS[name][3].split(",")[0])
-    result = launch(upstream, name, p, (-(-m // together), -(-n // 4))).check()
+    result = launch(upstream, name, p).check()
     check(result.outputs[0], name, p)
     assert result.report.buffers["w"].unique_read == p.weight.nbytes
     assert result.report.buffers["y"].bytes_written == result.outputs[0].nbytes
@@ -141,7 +139,7 @@ def test_fp_qmv_wide(upstream: Path, name: str, m: int, n: int, k: int) -> None:
 )
 def test_fp_qmm_t(upstream: Path, name: str, m: int, n: int, k: int) -> None:
     p = inputs(name, m, n, k)
-    result = launch(upstream, name, p, (-(-n // 32), -(-m // 32)), (32, 2, 2)).check()
+    result = launch(upstream, name, p).check()
     check(result.outputs[0], name, p)
     counts = result.report.buffers
     assert counts["w"].bytes_read == -(-m // 32) * p.weight.nbytes

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from upstream_kernels.affine import TYPES, Affine, check, rounded
-from upstream_kernels.affine_launch import Instance, launch, text
+from upstream_kernels.affine_launch import Instance, launch
 
 from backend_core.testing import lab
 
@@ -23,7 +23,6 @@ KERNELS: dict[str, Instance] = {
     "vm_4": ("affine_qvm", "half", 32, 4, "false"),
     "vm_2": ("affine_qvm", "float", 64, 2, "false"),
 }
-TEXT = text(KERNELS)
 
 
 def inputs(name: str, m: int, n: int, k: int) -> tuple[Affine, np.ndarray]:
@@ -61,8 +60,7 @@ def assert_tiles_are_read_once(counts: lab.BufferCounts, tiles: int, bits: int) 
 def test_qmm_t(upstream: Path, name: str, m: int, n: int, k: int) -> None:
     w, x = inputs(name, m, n, k)
     tiles = -(-m // 32), -(-n // 32)
-    groups = (tiles[1], tiles[0], 1)
-    result = launch(upstream, TEXT, name, w, x, n, groups, (32, 2, 2), with_rows=True).check()
+    result = launch(upstream, KERNELS, name, w, x, n).check()
     check(result.outputs[0], x, w, extra=tiled(w, x, True))
     report = result.report
     assert_tiles_are_read_once(report.buffers["w"], tiles[0], w.bits)
@@ -76,7 +74,7 @@ def test_qmm_t(upstream: Path, name: str, m: int, n: int, k: int) -> None:
 def test_qmm_n(upstream: Path, m: int, n: int, k: int) -> None:
     w, x = inputs("n_4", m, n, k)
     tiles = -(-m // 32), n // 32
-    result = launch(upstream, TEXT, "n_4", w, x, n, (tiles[1], tiles[0], 1), (32, 2, 2), with_rows=True).check()
+    result = launch(upstream, KERNELS, "n_4", w, x, n).check()
     check(result.outputs[0], x, w, transposed=False, extra=tiled(w, x, False))
     assert_tiles_are_read_once(result.report.buffers["w"], tiles[0], w.bits)
     counts = result.report.buffers["x"]
@@ -91,7 +89,7 @@ def test_qmm_n(upstream: Path, m: int, n: int, k: int) -> None:
 )
 def test_qvm(upstream: Path, name: str, m: int, n: int, k: int) -> None:
     w, x = inputs(name, m, n, k)
-    result = launch(upstream, TEXT, name, w, x, n, (m, -(-n // 64), 1)).check()
+    result = launch(upstream, KERNELS, name, w, x, n).check()
     check(result.outputs[0], x, w, transposed=False)
     assert result.report.buffers["w"].bytes_read == m * w.weight.nbytes
     assert result.report.buffers["x"].bytes_read == n // 32 * x.nbytes
@@ -100,7 +98,7 @@ def test_qvm(upstream: Path, name: str, m: int, n: int, k: int) -> None:
 def test_a_launch_with_too_many_groups_is_seen(upstream: Path) -> None:
     """A second layer of threadgroups computes everything again: nothing is wrong but the stores."""
     w, x = inputs("t_4", 32, 32, 64)
-    result = launch(upstream, TEXT, "t_4", w, x, 32, (1, 1, 2), (32, 2, 2), with_rows=True)
+    result = launch(upstream, KERNELS, "t_4", w, x, 32, layers=2)
     assert result.report.kinds() == {"race-same-value"}
     assert result.report.buffers["y"].bytes_written == 2 * result.outputs[0].nbytes
 

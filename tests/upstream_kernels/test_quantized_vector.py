@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from upstream_kernels.affine import TYPES, Affine, check, rounded
-from upstream_kernels.affine_launch import Instance, launch, text
+from upstream_kernels.affine_launch import Instance, launch
 
 from backend_core.testing import lab
 
@@ -29,7 +29,6 @@ KERNELS: dict[str, Instance] = {
     "wide_4": ("affine_qmv_wide", "half", 64, 4, "4, 8, false"),
     "quad_4": ("affine_qmv_quad", "half", 64, 4, "128, false"),
 }
-TEXT = text(KERNELS)
 
 
 def inputs(name: str, m: int, n: int, k: int) -> tuple[Affine, np.ndarray]:
@@ -62,7 +61,7 @@ def sums_of_x(name: str, x: np.ndarray, w: Affine) -> np.ndarray | None:
 )
 def test_qmv_fast(upstream: Path, name: str, m: int, n: int, k: int) -> None:
     w, x = inputs(name, m, n, k)
-    result = launch(upstream, TEXT, name, w, x, n, (m, -(-n // 8), 1)).check()
+    result = launch(upstream, KERNELS, name, w, x, n).check()
     check(result.outputs[0], x, w, extra=sums_of_x(name, x, w))
     counts = result.report.buffers
     # Each weight once per row of x; rows past the end read the last row again.
@@ -91,7 +90,7 @@ def test_qmv_fast(upstream: Path, name: str, m: int, n: int, k: int) -> None:
 )
 def test_qmv(upstream: Path, name: str, m: int, n: int, k: int) -> None:
     w, x = inputs(name, m, n, k)
-    result = launch(upstream, TEXT, name, w, x, n, (m, -(-n // 8), 1)).check()
+    result = launch(upstream, KERNELS, name, w, x, n).check()
     check(result.outputs[0], x, w, extra=sums_of_x(name, x, w))
     counts = result.report.buffers
     assert counts["w"].bytes_read == m * w.weight.nbytes
@@ -103,7 +102,7 @@ def test_qmv(upstream: Path, name: str, m: int, n: int, k: int) -> None:
 def test_qmv_computes_the_last_rows_twice(upstream: Path, n: int, twice: int) -> None:
     """Where 4 does not divide the rows, the last tile moves back over its neighbour and stores the same again."""
     w, x = inputs("qmv_4", 1, n, 320)
-    result = launch(upstream, TEXT, "qmv_4", w, x, n, (1, -(-n // 8), 1))
+    result = launch(upstream, KERNELS, "qmv_4", w, x, n)
     assert result.report.kinds() == {"race-same-value"}
     assert {f.buffer for f in result.report.faults} == {"y"}
     assert sum(f.count for f in result.report.faults) == twice
@@ -130,7 +129,7 @@ def test_qmv_wide(upstream: Path, name: str, m: int, n: int, k: int) -> None:
     together, lanes = (int(v) for v in KERNELS[name][4].split(",")[:2])
     rows = 2 * 32 // lanes
     tiles = -(-m // together), -(-n // rows)
-    result = launch(upstream, TEXT, name, w, x, n, (*tiles, 1), with_rows=True).check()
+    result = launch(upstream, KERNELS, name, w, x, n).check()
     check(result.outputs[0], x, w)
     counts = result.report.buffers
     # Each weight once per tile of x' rows, that is what the kernel is for. The text names a byte once per code in it;
@@ -144,7 +143,7 @@ def test_qmv_wide(upstream: Path, name: str, m: int, n: int, k: int) -> None:
 @pytest.mark.parametrize("n", [64, 128])
 def test_qmv_quad(upstream: Path, n: int) -> None:
     w, x = inputs("quad_4", 2, n, 128)
-    result = launch(upstream, TEXT, "quad_4", w, x, n, (2, n // 64, 1), (32, 1, 1)).check()
+    result = launch(upstream, KERNELS, "quad_4", w, x, n).check()
     check(result.outputs[0], x, w)
     assert result.report.buffers["w"].bytes_read == 2 * w.weight.nbytes
 
@@ -153,7 +152,7 @@ def test_qmv_quad(upstream: Path, n: int) -> None:
 def test_qmv_quad_reads_scales_past_the_end(upstream: Path, n: int, missing: int) -> None:
     """mlx 0.32.4 reads scale and bias before it asks whether the row exists; 64 rows share a threadgroup."""
     w, x = inputs("quad_4", 1, n, 128)
-    result = launch(upstream, TEXT, "quad_4", w, x, n, (1, -(-n // 64), 1), (32, 1, 1))
+    result = launch(upstream, KERNELS, "quad_4", w, x, n)
     found = {(f.kind, f.buffer, f.source.strip()) for f in result.report.faults}
     if lab.find_compiler().gcc:
         read = "out-of-bounds-read"
@@ -168,7 +167,7 @@ def test_qmv_quad_reads_scales_past_the_end(upstream: Path, n: int, missing: int
 def test_1_bit_rounds_sums_of_x(upstream: Path, name: str, n: int, k: int) -> None:
     """mlx 0.32.4 adds 8 neighbours of x in half before it goes on in float: more than `rounding` admits."""
     w, x = inputs(name, 1, n, k)
-    result = launch(upstream, TEXT, name, w, x, n, (1, -(-n // 8), 1)).check()
+    result = launch(upstream, KERNELS, name, w, x, n).check()
     with pytest.raises(AssertionError):
         check(result.outputs[0], x, w)
 
@@ -180,6 +179,6 @@ def test_a_wrong_code_is_seen(upstream: Path) -> None:
     weight = w.weight.copy()
     weight[3, 0] ^= 1
     wrong = Affine(w.metal, w.group, w.bits, weight, w.scales, w.biases)
-    result = launch(upstream, TEXT, "fast_4", wrong, x, 8, (1, 1, 1)).check()
+    result = launch(upstream, KERNELS, "fast_4", wrong, x, 8).check()
     with pytest.raises(AssertionError):
         check(result.outputs[0], x, w)
