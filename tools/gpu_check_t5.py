@@ -1,10 +1,12 @@
 """Checks and times the CUDA kernels of t5 weights on a GPU host, from a source tree.
 
-    PYTHONPATH=. python tools/gpu_check_t5.py --out DIR check decode geometry
+    PYTHONPATH=. python tools/gpu_check_t5.py --out DIR check decode geometry prefill
 
     check      dtypes, groups, numbers of rows and edges against float64; bits of a row alone and among others
     decode     1, 4 and 8 rows next to our 2-bit kernel with symmetric weights: time per call, and of the kernel alone
     geometry   time of the matrix kernel alone under several geometries
+    prefill    512 rows, and fewer, next to our 2-bit kernel with symmetric weights and, with ``--stock``, next to what
+               happens without: 2-bit words made at each call, and mlx's product, whose first call compiles for minutes
 
 Weights are cycled through more than the second-level cache. Kernel times come from CUPTI through torch's profiler where
 torch is installed; without it they are left out. ``--seconds`` ends the whole early, and says so. Results go to
@@ -32,7 +34,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "plugins/t5/src"), str(ROOT / "plugins/bon
 
 from gpu_check import as_float64, floats, heat, kernel_time, per_call, weight_sets  # noqa: E402
 
-SECTIONS = ("check", "decode", "geometry")
+SECTIONS = ("check", "decode", "geometry", "prefill")
 SHAPES = ((8192, 5120), (17408, 5120), (5120, 17408))
 #: More than the second-level cache.
 CYCLE = 240 << 20
@@ -106,16 +108,25 @@ def cases() -> list[tuple[Any, ...]]:
     found += [("t5_mma", 128, "float16", "float16", n, k, False) for n, k in ((1024, 5120), (512, 17408))]
     for group, dtype in itertools.product((64, 128), ("float32", "float16", "bfloat16")):
         found.append(("t5_qmv", group, dtype, dtype, 23, group * 9, group == 64))
+    for group, dtype in itertools.product((64, 128), ("float16", "bfloat16")):
+        found.append(("t5_qmm", group, dtype, dtype, 200, group * 9, True))
+        found.append(("t5_qmm", group, dtype, dtype, 7, group, False))
+    found += [("t5_qmm", 128, "float16", "float16", n, k, False) for n, k in ((1024, 5120), (512, 17408))]
     found.append(("t5_qmv", 128, "float16", "float32", 72, 1152, False))
     found.append(("t5_qmv", 128, "float32", "float16", 512, 5120, True))
     return found
 
 
-ROWS = (1, 2, 5, 8, 9, 16)
+ROWS = {False: (1, 2, 5, 8, 9, 16), True: (17, 64, 129, 300)}
+
+
+def many(name: str) -> bool:
+    """Whether the kernel is for more than 16 rows."""
+    return name == "t5_qmm"
 
 
 def check_case(case: tuple[Any, ...]) -> dict[str, Any]:
-    """Rows 1..16 against float64, and every row against itself alone."""
+    """All numbers of rows against float64, and rows against themselves alone."""
     import mlx.core as mx
     from t5_ternary import gpu_kernels, reference
 
@@ -125,13 +136,14 @@ def check_case(case: tuple[Any, ...]) -> dict[str, Any]:
     w = packed(rng, n, k, group)
     scales = floats(rng.uniform(0.01, 0.1, (n, k // group)), scales_dtype)
     bias = floats(rng.standard_normal(n), scales_dtype) if with_bias else None
-    x = floats(rng.standard_normal((16, k)), dtype)
+    rows = ROWS[many(name)]
+    x = floats(rng.standard_normal((rows[-1], k)), dtype)
     facts, arrays = facts_of(1, n, k, group, dtype, scales_dtype, with_bias), [mx.array(w), scales, bias]
-    results = {m: caller(kernel, {**facts, "rows": m})(x[:m], *arrays) for m in ROWS}
+    results = {m: caller(kernel, {**facts, "rows": m})(x[:m], *arrays) for m in rows}
     single = caller(kernel, facts)
     alone = [single(x[i : i + 1], *arrays) for i in range(16)]
     # Views that begin between multiples of 16 bytes.
-    shifted = mx.concatenate([x[:1].reshape(-1)[:1], x.reshape(-1)])[1:].reshape(16, k)
+    shifted = mx.concatenate([x[:1].reshape(-1)[:1], x.reshape(-1)])[1:].reshape(x.shape)
     moved = mx.concatenate([arrays[0].reshape(-1)[:2], arrays[0].reshape(-1)])[2:].reshape(w.shape)
     odd = caller(kernel, {**facts, "rows": 2})(shifted[:2], moved, scales, bias)
     mx.eval(results, alone, odd)
@@ -141,8 +153,9 @@ def check_case(case: tuple[Any, ...]) -> dict[str, Any]:
     for m, y in results.items():
         excess = np.abs(as_float64(y) - y64[:m]) / bound[:m]
         worst = max(worst, float(np.where(np.isnan(excess), np.inf, excess).max()))
-        unequal += [f"{m} rows, row {i}" for i in range(m) if not bool(mx.array_equal(y[i], alone[i][0]))]
-    if not bool(mx.array_equal(odd, results[2])):
+        unequal += [f"{m} rows, row {i}" for i in range(min(m, 16)) if not bool(mx.array_equal(y[i], alone[i][0]))]
+        unequal += [] if bool(mx.array_equal(y, results[rows[-1]][:m])) else [f"{m} rows"]
+    if not bool(mx.array_equal(odd, results[rows[-1]][:2])):
         unequal.append("unaligned arrays")
     return {"worst": worst, "unequal": unequal[:4]}
 
@@ -182,7 +195,7 @@ def check(run: Run) -> None:
     kernels = {kernel.name: kernel for kernel in gpu_kernels.KERNELS}
     todo = []
     for name, group, x, scales, n, k, bias in cases():
-        for m in ROWS:
+        for m in ROWS[many(name)]:
             facts = facts_of(m, n, k, group, x, scales, bias)
             todo.append((kernels[name], (x, "uint8", scales, scales), facts))
     begin = time.time()
@@ -291,6 +304,47 @@ def decode(run: Run) -> None:
         )
 
 
+def prefill(run: Run, stock: bool) -> None:
+    """t5 and 2-bit symmetric in turns; what happens without the kernel last."""
+    import mlx.core as mx
+    from bonsai_qmv.gpu_kernels import AFFINE_QMM
+    from t5_ternary.gpu_kernels import T5_QMM
+    from t5_ternary.words import words
+
+    def without(x: Any, w: Any, scales: Any) -> Any:
+        return mx.quantized_matmul(x, words(w, 128), scales, -scales, True, 128, 2)
+
+    run.say("us per call, 20 in one evaluation, the median of six\n")
+    run.say("| shape | rows | t5 | 2-bit symmetric | 2-bit / t5 | words and stock | that / t5 | t5 TFLOP/s |")
+    run.say("|---|---|---|---|---|---|---|---|")
+    for (n, k), m in itertools.product(SHAPES, (32, 128, 512)):
+        if run.late():
+            return
+        two = {"rows": m, "n": n, "k": k, "bits": 2, "group_size": 128, "x_dtype": "float16", "scales_dtype": "float16",
+               "out_dtype": "float16", "symmetric": 2, "device": "cuda"}  # fmt: skip
+        sets = t5_sets(n, k, m)[:8]
+        calls = {
+            "t5": (caller(T5_QMM, facts_of(m, n, k, 128, "float16", "float16")), sets),
+            "sym": (caller_of_two(AFFINE_QMM, two), weight_sets(n, k, 2, m, 2)[:8]),
+        }
+        if stock:
+            calls["stock"] = (without, sets)
+        for call, arrays in calls.values():
+            per_call(call, arrays, 4)
+        heat(0.2)
+        samples: dict[str, list[float]] = {name: [] for name in calls}
+        for turn in range(6):
+            for name in list(calls)[:: 1 if turn % 2 == 0 else -1]:
+                samples[name].append(per_call(*calls[name], 20))
+        us = {name: statistics.median(s) for name, s in samples.items()}
+        run.keep("prefill", {"n": n, "k": k, "rows": m, "us": us, "samples": samples})
+        theirs = us.get("stock", math.nan)
+        run.say(
+            f"| {n}x{k} | {m} | {us['t5']:.0f} | {us['sym']:.0f} | {us['sym'] / us['t5']:.2f} | {theirs:.0f} "
+            f"| {theirs / us['t5']:.2f} | {2e-6 * m * n * k / us['t5']:.0f} |"
+        )
+
+
 def caller_of_two(kernel: Any, facts: dict[str, Any]) -> Any:
     """f(x, w, scales, biases) -> y of the 2-bit kernel."""
     import mlx.core as mx
@@ -309,6 +363,7 @@ def main() -> int:
     parser.add_argument("sections", nargs="*", default=list(SECTIONS), help=f"of {', '.join(SECTIONS)}")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")), help="directory of the results")
     parser.add_argument("--seconds", type=float, default=95, help="limit of the whole")
+    parser.add_argument("--stock", action="store_true", help="mlx's product too in the section prefill")
     options = parser.parse_args()
     unknown = [s for s in options.sections if s not in SECTIONS]
     if unknown:
@@ -327,7 +382,7 @@ def main() -> int:
     info = mx.device_info()
     run.say(f"# t5 on {info.get('device_name')}, {info.get('architecture')}, mlx {mx.__version__}")
     run.results["machine"] = {k: str(v) for k, v in info.items()}
-    steps = {"check": check, "geometry": geometry, "decode": decode}
+    steps = {"check": check, "geometry": geometry, "decode": decode, "prefill": lambda run: prefill(run, options.stock)}
     for section in options.sections:
         begin = time.time()
         run.say(f"\n## {section}\n")

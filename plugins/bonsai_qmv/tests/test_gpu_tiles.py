@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from bonsai_qmv import gpu_offers
@@ -11,6 +13,7 @@ from gpu_harness import excess, problem, run, typed, values
 from backend_core.simt import arguments
 from backend_core.simt.tiles import rows_of_tiles
 from backend_core.testing import lab
+from backend_core.testing.metal_text import metal_text
 
 pytestmark = pytest.mark.lab
 
@@ -153,3 +156,16 @@ def test_types_hold_with_small_inputs_in_constant_memory(n, k, bits, dtype, smal
         together=(("scales", "biases"),),
     )  # fmt: skip
     assert not found, "\n".join(map(str, found))
+
+
+def test_the_text_for_metal_is_the_functions_and_the_stored_kernel() -> None:
+    p = problem(2, 128, "bfloat16", 7, 128, 17, symmetric=2)
+    dtypes = ("bfloat16", "uint32", "bfloat16", "bfloat16", "bfloat16")
+    arrays = [p.x, p.w, p.scales, p.biases, p.scales]
+    text = metal_text(
+        "bonsai_qmv.gpu_tiles:AFFINE_QMM_SIMD", {**p.facts, "rows": 17},
+        [(a.shape, dtype) for a, dtype in zip(arrays, dtypes, strict=True)], [((17, 7), "bfloat16")],
+    )  # fmt: skip
+    functions = AFFINE_QMM_SIMD.text("metal").header
+    assert text.startswith(functions) and "#include" not in text
+    assert text[len(functions) :] == (Path(__file__).parent / "affine_qmm_simd.golden.metal").read_text()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from t5_gpu import KERNELS, excess, problem, run, typed, values
@@ -11,6 +13,7 @@ from t5_ternary.layout import packed_columns
 from backend_core.simt import arguments
 from backend_core.simt.tiles import rows_of_tiles
 from backend_core.testing import lab
+from backend_core.testing.metal_text import metal_text
 
 pytestmark = pytest.mark.lab
 
@@ -159,3 +162,15 @@ def test_types_hold_with_small_inputs_in_constant_memory(kernel, n, k, small) ->
     template = arguments(kernel.launch(**{**p.facts, "rows": 17}), lab)["template"]
     found = lab.check_types(kernel.lab(), inputs=list(inputs.values()), output_dtypes=[lab.float16], template=template)
     assert not found, "\n".join(map(str, found))
+
+
+def test_the_text_for_metal_is_the_functions_and_the_stored_kernel() -> None:
+    p = problem(128, "bfloat16", 7, 128, 17)
+    arrays, dtypes = [p.x, p.w, p.scales, p.scales], ("bfloat16", "uint8", "bfloat16", "bfloat16")
+    text = metal_text(
+        "t5_ternary.gpu_tiles:T5_QMM_SIMD", {**p.facts, "rows": 17},
+        [(a.shape, dtype) for a, dtype in zip(arrays, dtypes, strict=True)], [((17, 7), "bfloat16")],
+    )  # fmt: skip
+    functions = SIMD.text("metal").header
+    assert text.startswith(functions) and "#include" not in text
+    assert text[len(functions) :] == (Path(__file__).parent / "t5_qmm_simd.golden.metal").read_text()
