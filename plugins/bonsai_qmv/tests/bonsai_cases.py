@@ -30,7 +30,7 @@ def isas() -> dict[str, int]:
         "portable": 0,
         "avx2": h.AVX2,
         "avx512": wide,
-        "avx512_vnni": wide | h.AVX512_VNNI,
+        "avx512_vnni": wide | h.AVX512_VNNI | h.AVX512_VBMI,
         "amx_int8": wide | h.AVX512_VNNI | h.AVX512_VBMI | h.AMX_INT8,
         "amx_bf16": wide | h.AVX512_VNNI | h.AVX512_VBMI | h.AMX_INT8 | h.AMX_BF16,
         "neon": h.NEON,

@@ -5,11 +5,11 @@
  *            512 / bits numbers, as 3 planes (hi, mid, lo) of 8 / bits steps of 64 bytes. Byte b of step i belongs to
  *            the code at bits [8 b + i * bits, 8 b + (i + 1) * bits) of the 64 bytes, so that shifting a line of W
  *            right by i * bits within words and masking its bytes gives the codes that step i multiplies. After the
- *            planes a line has what the sums of its sixteen words begin with, -center * (sum of the v that a word
- *            meets): one vector, none where the center is 0, two for 8 bits (of hi * 256 + mid, of lo). Lines lie
+ *            planes a line has what is added to the sums of its quads of words, or of its groups where these are smaller:
+ *            -center * (sum of the v that they meet); for 8 bits twice (of hi * 256 + mid, of lo). Lines lie
  *            [line][row]; the last is filled up with zeros.
  * Exactness  unit is that of the largest number of the row: |x - v * unit| <= 2^-23 * max|x|; float16 numbers are kept
- *            exactly down to 2^-12 of the largest. What follows is exact integer arithmetic until one rounding a line.
+ *            exactly down to 2^-12 of the largest. What follows is exact integer arithmetic until one rounding a group.
  * Fitness    A number far below the largest keeps few bits. Rounding errors are independent and grow with the square
  *            root of k, the bound with k: unit_of says if the row stays inside the bound by `kSafety` standard deviations
  *            even if the largest quarter of its numbers meets nothing but weights of zero, or as many as there are weights
@@ -35,14 +35,8 @@ constexpr int kCenter = BITS == 1 ? 0 : BITS == 2 ? 1 : 1 << (BITS - 1);
 template <int BITS>
 struct Line {
   static constexpr int kWeights = 512 / BITS, kSteps = 8 / BITS;
-  static constexpr int kStarts = BITS == 1 ? 0 : BITS == 8 ? 2 : 1;
   __m512i plane[3][kSteps];
-  __m512i start[kStarts ? kStarts : 1];
-};
-template <>
-struct Line<1> {
-  static constexpr int kWeights = 512, kSteps = 8, kStarts = 0;
-  __m512i plane[3][8];
+  int32_t start[BITS == 8 ? 2 : 1][BITS == 2 ? 8 : 4];
 };
 
 using accel_fixed::split_digits;
@@ -131,6 +125,20 @@ int fit_rows(const Problem& p, float* x, float* unit, int32_t* rows, Make make) 
   return fit;
 }
 
+/* Sums over parts of `words` words of what one codes would add up to, times -center. */
+template <int BITS>
+inline void make_start(__m512i of_words, int words, int32_t* start) {
+  const __m512i center = _mm512_set1_epi32(-kCenter<BITS>);
+  __m512i sum = _mm512_mullo_epi32(of_words, center);
+  if (words == 1) return;
+  sum = _mm512_add_epi32(sum, _mm512_shuffle_epi32(sum, (_MM_PERM_ENUM)0xb1));
+  if (words > 2) sum = _mm512_add_epi32(sum, _mm512_shuffle_epi32(sum, (_MM_PERM_ENUM)0x4e));
+  const int step = words > 2 ? 4 : 2;
+  const __m512i first = _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 0, 0, 0, 0, 0, 0, 0, 0),
+                                           _mm512_set1_epi32(step));
+  _mm512_mask_storeu_epi32(start, (__mmask16)((1 << (16 / step)) - 1), _mm512_permutexvar_epi32(first, sum));
+}
+
 /* Lines of one row whose unit is known.
  *   x       floats, zeros from k to the end of the last line
  *   lines   the row's first; `rows` from line to line
@@ -140,6 +148,7 @@ void make_planes(const float* x, int64_t k, int group, float unit, Line<BITS>* l
   using L = Line<BITS>;
   const __m512 inverse = _mm512_set1_ps(1.0f / unit);
   const __m512i ones = _mm512_set1_epi8(1);
+  const int words = group * BITS / 32;
   __m512i sum = _mm512_setzero_si512();
   for (int64_t k0 = 0; k0 < k; k0 += L::kWeights, lines += rows) {
     alignas(64) int8_t digits[3][L::kWeights];
@@ -169,19 +178,18 @@ void make_planes(const float* x, int64_t k, int group, float unit, Line<BITS>* l
         }
       }
     }
-    if constexpr (BITS != 1) {
+    if constexpr (kCenter<BITS> != 0) {
       __m512i part[3];
       for (int p = 0; p < 3; ++p) {
         part[p] = _mm512_setzero_si512();
         for (int i = 0; i < L::kSteps; ++i) part[p] = _mm512_dpbusd_epi32(part[p], ones, lines->plane[p][i]);
       }
-      const __m512i center = _mm512_set1_epi32(-kCenter<BITS>);
       const __m512i high = _mm512_add_epi32(_mm512_slli_epi32(part[0], 8), part[1]);
       if constexpr (BITS == 8) {
-        lines->start[0] = _mm512_mullo_epi32(high, center);
-        lines->start[1] = _mm512_mullo_epi32(part[2], center);
+        make_start<BITS>(high, words, lines->start[0]);
+        make_start<BITS>(part[2], words, lines->start[1]);
       } else {
-        lines->start[0] = _mm512_mullo_epi32(_mm512_add_epi32(_mm512_slli_epi32(high, 8), part[2]), center);
+        make_start<BITS>(_mm512_add_epi32(_mm512_slli_epi32(high, 8), part[2]), words, lines->start[0]);
       }
     }
   }

@@ -31,12 +31,15 @@ bool is_float(int32_t dtype) {
 
 const Bodies& bodies_for(const accel_call* call) {
 #if defined(ACCEL_BUILD_AMX)
-  if (accel_has(call, ACCEL_ISA_AVX512 | ACCEL_ISA_AVX512_VNNI | ACCEL_ISA_AVX512_VBMI | ACCEL_ISA_AMX_INT8)) {
+  /* Every processor with AMX has GFNI; what runs it may hide one of them. */
+  static const bool has_gfni = __builtin_cpu_supports("gfni");
+  if (has_gfni &&
+      accel_has(call, ACCEL_ISA_AVX512 | ACCEL_ISA_AVX512_VNNI | ACCEL_ISA_AVX512_VBMI | ACCEL_ISA_AMX_INT8)) {
     return kAmxBodies;
   }
 #endif
 #if defined(ACCEL_BUILD_AVX512_VNNI)
-  if (accel_has(call, ACCEL_ISA_AVX512 | ACCEL_ISA_AVX512_VNNI)) return kVnniBodies;
+  if (accel_has(call, ACCEL_ISA_AVX512 | ACCEL_ISA_AVX512_VNNI | ACCEL_ISA_AVX512_VBMI)) return kVnniBodies;
 #endif
 #if defined(ACCEL_BUILD_AVX512)
   if (accel_has(call, ACCEL_ISA_AVX512)) return kAvx512Bodies;

@@ -2,20 +2,30 @@
  *
  * Layout     W as in qmv_body.h: code j of a row at bits [j * bits, (j + 1) * bits), LSB first. A line is 64 bytes of a
  *            row of W, 512 / bits codes, sixteen words in the lanes of a register; a group of 32, 64 or 128 codes is a
- *            number of whole words (1 ... 32).
+ *            number of whole words (1 ... 32), a quad four words.
  * Rows       1..16, any n, any k that is a multiple of the group.
- * Exactness  rounding. x enters as fixed point of 24 bits (planes.h). What the codes of one word add up to,
- *            sum of (code - center) * v, is an exact integer below 2^31 (for 8 bits two such, of the high and the low
- *            digits), is rounded to float32 and multiplied by its group's scale into one float32 sum per lane; to these
- *            comes (bias + center * scale) * sum(v) over the groups. With the center in the middle of the codes both
- *            parts are as small as the weights are, so that nothing cancels that the weights do not cancel.
- * Rows       Independent of each other: integers are exact, and output (m, r) has one float32 sum of sixteen lanes,
- *            fed with lines in order and summed up in one fixed tree, whatever other rows, outputs or threads there
- *            are.
- * Method     One shift and one mask turn a register of packed codes into 64 bytes, and one vpdpbusd a plane multiplies
- *            and adds 64 codes; nothing is permuted but the scales. Three dot products replace four conversions and
- *            four multiply-adds of float32, so that decode waits for memory and not for unpacking. With several rows of
- *            x, codes are unpacked once for all; neighbouring rows of W share every load of x.
+ * Exactness  rounding. x enters as fixed point of 24 bits (planes.h), v * unit. For each group g of a row of W
+ *
+ *              T = sum of (code - center) * v, U = sum of v       exact integers, each rounded once to float32
+ *              sum[g % 4] = fma(U, bias + center * scale, fma(T, scale, sum[g % 4]))
+ *
+ *            in the order of the groups, and y = ((sum[0] + sum[1]) + (sum[2] + sum[3])) * unit (+ bias). With the
+ *            center in the middle of the codes both parts are as small as the weights are, so that nothing cancels that
+ *            the weights do not cancel. This order is that of amx_small_body.h too: both give the same bits
+ *            (tests/test_order.py has it in numpy).
+ * Integers   |v| <= 8323200 and |code - center| <= 1, 2, 8, 128. T of a quad is below 2^31 for 1, 2 and 4 bits, and so
+ *            is that of a group but for 4 bits with groups of 64 and 128: there the sums of quads are split at 16 bits,
+ *            both parts added up, and put together in float32, where each is exact and their sum is rounded once.
+ *            8 bits have two sums, of hi * 256 + mid (below 2^30 in a group) and of lo (below 2^22), which are split
+ *            likewise. What overflows on the way does so modulo 2^32 and does no harm.
+ * Rows       Independent of each other, whatever other rows, outputs or threads there are.
+ * Method     One shift and one mask (or, with GFNI, one instruction) turn a register of packed codes into 64 bytes, and
+ *            one vpdpbusd a plane multiplies and adds 64 codes. Four rows of W share every load of x; their words are
+ *            added up in a tree that ends with a chunk, four groups of four rows in one register, so that rounding,
+ *            scales and biases cost a sixteenth of an instruction a group. With several rows of x, codes are unpacked
+ *            once for all.
+ * Pairs      Rows of W that end in the middle of a line follow each other without a gap: two of them are a row of whole
+ *            lines, whose x is x twice.
  * Symmetric  If bias = -ratio * scale holds exactly for the whole layer, biases are not read.
  * Source     Written for this library.
  */
@@ -29,21 +39,25 @@
 namespace bonsai {
 namespace {
 
-/* Groups whose scales are converted at a time, a multiple of what a line can hold. */
-constexpr int kGroupBlock = 256;
+/* Chunks of four groups whose scales are converted at a time. */
+constexpr int kChunkBlock = 64;
 
 /* Bytes to fetch ahead: far enough for memory to answer, by the second-level cache, which has room for more requests
  * than the first, and from there in time. */
 constexpr int64_t kFar = 16384, kNear = 2048;
 
-template <int BITS>
+/* Four streams of W at a time: four rows, or four pairs of neighbouring rows. */
+constexpr int kStreams = 4;
+
+/* WORDS: of a group. */
+template <int BITS, int WORDS>
 struct Vnni {
   using L = Line<BITS>;
   static constexpr int kSteps = L::kSteps;
-  /* Rows of W at a time: as many as the registers hold with all their codes unpacked. */
-  static constexpr int kOutputs = BITS == 1 ? 2 : 4;
-  /* Rows of x at a time, if there are several. */
-  static constexpr int kTile = BITS == 1 ? 4 : 2;
+  static constexpr bool kParts = BITS == 8;                       /* sums of hi * 256 + mid and of lo stay apart */
+  static constexpr bool kWide = kParts || (BITS == 4 && WORDS > 4); /* a group's sum needs more than 32 bits */
+  static constexpr int kLines = WORDS > 4 ? WORDS / 4 : 1;        /* of a step */
+  static constexpr int kChunks = WORDS < 4 ? 4 / WORDS : 1;       /* of four groups, of a step */
 
   struct Job {
     const Problem* p;
@@ -53,229 +67,322 @@ struct Vnni {
     const float* unit; /* per row */
     const int32_t* rows; /* which rows of the call these are; they are `count` */
     int count;
+    bool pairs;                   /* rows of W are taken in pairs, as one of twice the length */
     int64_t grain, pieces, lanes; /* units per piece; how many pieces, and threads that take them in turns */
     int64_t far, near;            /* bytes from what is read to what is fetched to the second and first level */
-    int shift;                    /* bytes of a group, as a power of two */
   };
 
-  /* out[m][r] += codes of line r times line m of x, as integers, rounded once, times the scales.
-   * One row of x: a sum per plane, since chains of dot products are slow and there is nothing else to do meanwhile.
-   * Several: planes pass through one sum that is shifted in between, which saves instructions and registers. The
-   * integers are the same. */
-  template <int MT>
-  static inline __attribute__((always_inline)) void line(const __m512i (&codes)[kOutputs][kSteps], const L* x,
-                                                         const __m512 (&scale)[kOutputs], __m512 (&out)[MT][kOutputs]) {
-    __m512i sum[MT][kOutputs];
+  /* The codes of step i of a line. */
+  static inline __attribute__((always_inline)) __m512i unpack(__m512i packed, int i) {
+    if constexpr (BITS == 8) return packed;
+    const __m512i mask = _mm512_set1_epi8((char)((1u << BITS) - 1));
+#ifdef __GFNI__
+    if (i > 0) {
+      /* Bit b of a byte of the result is bit b + i * BITS of the byte. */
+      uint64_t rows = 0;
+      for (int b = 0; b < BITS; ++b) rows |= (uint64_t)1 << (b + i * BITS + 8 * (7 - b));
+      return _mm512_gf2p8affine_epi64_epi8(packed, _mm512_set1_epi64((long long)rows), 0);
+    }
+#endif
+    return _mm512_and_si512(i ? _mm512_srli_epi32(packed, (unsigned)(i * BITS)) : packed, mask);
+  }
+
+  /* Sums of the words of a line of four streams: one per stream, or two where parts stay apart. */
+  static inline __attribute__((always_inline)) void dots(const __m512i (&packed)[kStreams], const L& x,
+                                                         __m512i (&sum)[kStreams], __m512i (&low)[kStreams]) {
     if constexpr (BITS == 8) {
-      __m512i low[MT][kOutputs];
 #pragma GCC unroll 4
-      for (int m = 0; m < MT; ++m) {
+      for (int r = 0; r < kStreams; ++r) {
+        sum[r] = _mm512_dpbusd_epi32(_mm512_setzero_si512(), packed[r], x.plane[0][0]);
+        low[r] = _mm512_dpbusd_epi32(_mm512_setzero_si512(), packed[r], x.plane[2][0]);
+      }
 #pragma GCC unroll 4
-        for (int r = 0; r < kOutputs; ++r) {
-          sum[m][r] = _mm512_dpbusd_epi32(_mm512_setzero_si512(), codes[r][0], x[m].plane[0][0]);
-          low[m][r] = _mm512_dpbusd_epi32(x[m].start[1], codes[r][0], x[m].plane[2][0]);
+      for (int r = 0; r < kStreams; ++r) {
+        sum[r] = _mm512_dpbusd_epi32(_mm512_slli_epi32(sum[r], 8), packed[r], x.plane[1][0]);
+      }
+    } else if constexpr (BITS == 1) {
+      __m512i part[kStreams][3];
+#pragma GCC unroll 4
+      for (int r = 0; r < kStreams; ++r) part[r][0] = part[r][1] = part[r][2] = _mm512_setzero_si512();
+#pragma GCC unroll 8
+      for (int i = 0; i < kSteps; ++i) {
+        const __m512i d0 = x.plane[0][i], d1 = x.plane[1][i], d2 = x.plane[2][i];
+#pragma GCC unroll 4
+        for (int r = 0; r < kStreams; ++r) {
+          const __m512i codes = unpack(packed[r], i);
+          part[r][0] = _mm512_dpbusd_epi32(part[r][0], codes, d0);
+          part[r][1] = _mm512_dpbusd_epi32(part[r][1], codes, d1);
+          part[r][2] = _mm512_dpbusd_epi32(part[r][2], codes, d2);
         }
       }
 #pragma GCC unroll 4
-      for (int m = 0; m < MT; ++m) {
+      for (int r = 0; r < kStreams; ++r) {
+        const __m512i high = _mm512_add_epi32(_mm512_slli_epi32(part[r][0], 8), part[r][1]);
+        sum[r] = _mm512_add_epi32(_mm512_slli_epi32(high, 8), part[r][2]);
+      }
+    } else {
+      __m512i codes[kStreams][kSteps], lo[kStreams];
 #pragma GCC unroll 4
-        for (int r = 0; r < kOutputs; ++r) {
-          sum[m][r] = _mm512_dpbusd_epi32(_mm512_slli_epi32(sum[m][r], 8), codes[r][0], x[m].plane[1][0]);
-          const __m512 high = _mm512_cvtepi32_ps(_mm512_add_epi32(sum[m][r], x[m].start[0]));
-          const __m512 all = _mm512_fmadd_ps(high, _mm512_set1_ps(256.0f), _mm512_cvtepi32_ps(low[m][r]));
-          out[m][r] = _mm512_fmadd_ps(all, scale[r], out[m][r]);
+      for (int r = 0; r < kStreams; ++r) {
+        sum[r] = lo[r] = _mm512_setzero_si512();
+#pragma GCC unroll 4
+        for (int i = 0; i < kSteps; ++i) codes[r][i] = unpack(packed[r], i);
+      }
+#pragma GCC unroll 4
+      for (int i = 0; i < kSteps; ++i) {
+        const __m512i d0 = x.plane[0][i], d2 = x.plane[2][i];
+#pragma GCC unroll 4
+        for (int r = 0; r < kStreams; ++r) sum[r] = _mm512_dpbusd_epi32(sum[r], codes[r][i], d0);
+#pragma GCC unroll 4
+        for (int r = 0; r < kStreams; ++r) lo[r] = _mm512_dpbusd_epi32(lo[r], codes[r][i], d2);
+      }
+#pragma GCC unroll 4
+      for (int r = 0; r < kStreams; ++r) sum[r] = _mm512_slli_epi32(sum[r], 8);
+#pragma GCC unroll 4
+      for (int i = 0; i < kSteps; ++i) {
+        const __m512i d1 = x.plane[1][i];
+#pragma GCC unroll 4
+        for (int r = 0; r < kStreams; ++r) sum[r] = _mm512_dpbusd_epi32(sum[r], codes[r][i], d1);
+      }
+#pragma GCC unroll 4
+      for (int r = 0; r < kStreams; ++r) sum[r] = _mm512_add_epi32(_mm512_slli_epi32(sum[r], 8), lo[r]);
+    }
+  }
+
+  /* Sixteen words of four streams -> sums of quads of words, [stream][quad]. */
+  static inline __attribute__((always_inline)) __m512i quads(const __m512i (&s)[kStreams]) {
+    const __m512i a = _mm512_add_epi32(_mm512_unpacklo_epi32(s[0], s[1]), _mm512_unpackhi_epi32(s[0], s[1]));
+    const __m512i b = _mm512_add_epi32(_mm512_unpacklo_epi32(s[2], s[3]), _mm512_unpackhi_epi32(s[2], s[3]));
+    const __m512i first = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 16, 20, 24, 28, 17, 21, 25, 29);
+    const __m512i second = _mm512_setr_epi32(2, 6, 10, 14, 3, 7, 11, 15, 18, 22, 26, 30, 19, 23, 27, 31);
+    return _mm512_add_epi32(_mm512_permutex2var_epi32(a, first, b), _mm512_permutex2var_epi32(a, second, b));
+  }
+  /* Neighbours of a, then of b, added within each stream. */
+  static inline __attribute__((always_inline)) __m512i halves(__m512i a, __m512i b) {
+    const __m512 x = _mm512_castsi512_ps(a), y = _mm512_castsi512_ps(b);
+    return _mm512_add_epi32(_mm512_castps_si512(_mm512_shuffle_ps(x, y, 0x88)),
+                            _mm512_castps_si512(_mm512_shuffle_ps(x, y, 0xdd)));
+  }
+  static inline __attribute__((always_inline)) __m512i tree(const __m512i* q) {
+    if constexpr (kLines == 1) return q[0];
+    else if constexpr (kLines == 2) return halves(q[0], q[1]);
+    else if constexpr (kLines == 4) return halves(halves(q[0], q[1]), halves(q[2], q[3]));
+    else return halves(halves(halves(q[0], q[1]), halves(q[2], q[3])), halves(halves(q[4], q[5]), halves(q[6], q[7])));
+  }
+  static inline __attribute__((always_inline)) __m512i four(const int32_t* from) {
+    return _mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)from));
+  }
+
+  /* The sums of the groups of a step, rounded to float32: [chunk], each [stream][group]. high: what of_line made. */
+  static inline __attribute__((always_inline)) void groups(const __m512i* high, const __m512i* low, __m512* t) {
+    if constexpr (!kWide) {
+#pragma GCC unroll 4
+      for (int c = 0; c < kChunks; ++c) t[c] = _mm512_cvtepi32_ps(kChunks > 1 ? high[c] : tree(high));
+    } else if constexpr (kParts) {
+      const __m512i h = tree(high), l = tree(low);
+      const __m512i rest = _mm512_and_si512(_mm512_slli_epi32(h, 8), _mm512_set1_epi32(0xffff));
+      t[0] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_srai_epi32(h, 8)), _mm512_set1_ps(65536.0f),
+                             _mm512_cvtepi32_ps(_mm512_add_epi32(rest, l)));
+    } else {
+      t[0] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(tree(high)), _mm512_set1_ps(65536.0f), _mm512_cvtepi32_ps(tree(low)));
+    }
+  }
+
+  /* A line as quads minus their centers (with halves of 16 bits apart, where a group needs that), or, where groups are
+   * smaller than quads, as chunks. */
+  static inline __attribute__((always_inline)) void of_line(const __m512i (&packed)[kStreams], const L& x,
+                                                            __m512i* high, __m512i* low) {
+    __m512i s[kStreams], l[kStreams];
+    dots(packed, x, s, l);
+    if constexpr (WORDS == 1) {
+      const __m512i a = _mm512_shuffle_i32x4(s[0], s[1], 0x44), b = _mm512_shuffle_i32x4(s[2], s[3], 0x44);
+      const __m512i c = _mm512_shuffle_i32x4(s[0], s[1], 0xee), d = _mm512_shuffle_i32x4(s[2], s[3], 0xee);
+      high[0] = _mm512_shuffle_i32x4(a, b, 0x88);
+      high[1] = _mm512_shuffle_i32x4(a, b, 0xdd);
+      high[2] = _mm512_shuffle_i32x4(c, d, 0x88);
+      high[3] = _mm512_shuffle_i32x4(c, d, 0xdd);
+    } else if constexpr (WORDS == 2) {
+      const __m512i a = halves(s[0], s[1]), b = halves(s[2], s[3]);
+      const __m512i first = _mm512_setr_epi32(0, 1, 4, 5, 2, 3, 6, 7, 16, 17, 20, 21, 18, 19, 22, 23);
+      const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
+      high[0] = _mm512_permutex2var_epi32(a, first, b);
+      high[1] = _mm512_permutex2var_epi32(a, second, b);
+      if constexpr (kCenter<BITS> != 0) {
+        high[0] = _mm512_add_epi32(high[0], four(x.start[0]));
+        high[1] = _mm512_add_epi32(high[1], four(x.start[0] + 4));
+      }
+    } else {
+      *high = quads(s);
+      if constexpr (kCenter<BITS> != 0) *high = _mm512_add_epi32(*high, four(x.start[0]));
+      if constexpr (kParts) {
+        *low = _mm512_add_epi32(quads(l), four(x.start[1]));
+      } else if constexpr (kWide) {
+        *low = _mm512_and_si512(*high, _mm512_set1_epi32(0xffff));
+        *high = _mm512_srai_epi32(*high, 16);
+      }
+    }
+  }
+
+  struct Scales {
+    alignas(64) float scale[kChunkBlock + 4][16], offset[kChunkBlock + 4][16];
+  };
+
+  /* Scales of chunks c0 ... c0 + chunks of four streams, and bias + center * scale: [chunk][stream][group], zeros for
+   * groups that are not there. */
+  static inline void prepare(const Job& job, int64_t n0, int64_t stride, int64_t n_groups, int64_t c0, int64_t chunks,
+                             bool has_offset, Scales& to) {
+    const Problem& p = *job.p;
+    const bool biased = !p.symmetric;
+    const __m512 center = _mm512_set1_ps((float)kCenter<BITS> - p.ratio);
+    const int64_t g0 = c0 * 4, n = min64(chunks * 4, n_groups - g0);
+    collect(p.scales, p.s_dtype, p.s_stride, n0, stride, g0, n, to.scale);
+    if (has_offset) {
+      if (biased) collect(p.biases, p.b_dtype, p.b_stride, n0, stride, g0, n, to.offset);
+      for (int64_t c = 0; c < chunks; ++c) {
+        const __m512 b = biased ? _mm512_load_ps(to.offset[c]) : _mm512_setzero_ps();
+        _mm512_store_ps(to.offset[c], _mm512_fmadd_ps(center, _mm512_load_ps(to.scale[c]), b));
+      }
+    }
+    /* A step may have more chunks than there are. */
+    for (int64_t c = chunks; kChunks > 1 && c < ceil_div(chunks, kChunks) * kChunks; ++c) {
+      _mm512_store_ps(to.scale[c], _mm512_setzero_ps());
+      _mm512_store_ps(to.offset[c], _mm512_setzero_ps());
+    }
+  }
+
+  static inline void collect(const void* from, int32_t dtype, const int64_t* strides, int64_t n0, int64_t stride,
+                             int64_t g0, int64_t n, float (*to)[16]) {
+    const int64_t whole = n / 4, rest = n % 4;
+    int64_t at[kStreams];
+    for (int r = 0; r < kStreams; ++r) at[r] = (n0 + r * stride) * strides[0] + g0 * strides[1];
+    if (strides[1] != 1) {
+      for (int64_t g = 0; g < (n + 3) / 4 * 4; ++g) {
+        for (int r = 0; r < kStreams; ++r) {
+          to[g / 4][r * 4 + g % 4] = g < n ? accel_load_float(from, at[r] + g * strides[1], dtype) : 0;
         }
       }
       return;
-    } else if constexpr (MT == 1) {
-      __m512i part[kOutputs][3];
-#pragma GCC unroll 4
-      for (int r = 0; r < kOutputs; ++r) {
-        part[r][0] = part[r][1] = _mm512_setzero_si512();
-        part[r][2] = start(*x);
-      }
-#pragma GCC unroll 8
-      for (int i = 0; i < kSteps; ++i) {
-#pragma GCC unroll 3
-        for (int p = 0; p < 3; ++p) {
-          const __m512i digits = x->plane[p][i];
-#pragma GCC unroll 4
-          for (int r = 0; r < kOutputs; ++r) part[r][p] = _mm512_dpbusd_epi32(part[r][p], codes[r][i], digits);
-        }
-      }
-#pragma GCC unroll 4
-      for (int r = 0; r < kOutputs; ++r) {
-        const __m512i high = _mm512_add_epi32(_mm512_slli_epi32(part[r][0], 8), part[r][1]);
-        sum[0][r] = _mm512_add_epi32(_mm512_slli_epi32(high, 8), part[r][2]);
-      }
-    } else {
-#pragma GCC unroll 4
-      for (int m = 0; m < MT; ++m) {
-#pragma GCC unroll 4
-        for (int r = 0; r < kOutputs; ++r) sum[m][r] = _mm512_setzero_si512();
-      }
-#pragma GCC unroll 3
-      for (int p = 0; p < 3; ++p) {
-#pragma GCC unroll 8
-        for (int i = 0; i < kSteps; ++i) {
-#pragma GCC unroll 4
-          for (int m = 0; m < MT; ++m) {
-            const __m512i digits = x[m].plane[p][i];
-#pragma GCC unroll 4
-            for (int r = 0; r < kOutputs; ++r) sum[m][r] = _mm512_dpbusd_epi32(sum[m][r], codes[r][i], digits);
-          }
-        }
-        if (p < 2) {
-#pragma GCC unroll 4
-          for (int m = 0; m < MT; ++m) {
-#pragma GCC unroll 4
-            for (int r = 0; r < kOutputs; ++r) sum[m][r] = _mm512_slli_epi32(sum[m][r], 8);
-          }
-        }
-      }
-      if constexpr (BITS != 1) {
-#pragma GCC unroll 4
-        for (int m = 0; m < MT; ++m) {
-#pragma GCC unroll 4
-          for (int r = 0; r < kOutputs; ++r) sum[m][r] = _mm512_add_epi32(sum[m][r], start(x[m]));
-        }
-      }
     }
-#pragma GCC unroll 4
-    for (int m = 0; m < MT; ++m) {
-#pragma GCC unroll 4
-      for (int r = 0; r < kOutputs; ++r) {
-        out[m][r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[m][r]), scale[r], out[m][r]);
-      }
-    }
-  }
-  static __m512i start(const L& x) {
-    if constexpr (BITS == 1) return _mm512_setzero_si512();
-    else return x.start[0];
-  }
-
-  /* Lane l of a line belongs to group l * groups_per_line / 16 of it. */
-  static __m512i lane_groups(int group) {
-    const int words = group * BITS / 32; /* per group */
-    return _mm512_srl_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
-                            _mm_cvtsi32_si128(__builtin_ctz((unsigned)words)));
-  }
-
-  /* Scales of `groups` groups of eight rows from n0 on, one row after the other, and what the biases come to: sums[m *
-   * kUnit + r] += (bias + center * scale) * total over the groups. Rows of scales without gaps are converted as one. */
-  static inline void prepare(const Job& job, int64_t n0, int64_t g0, int64_t groups, float* scale, float (*sums)[16]) {
-    const Problem& p = *job.p;
-    const bool biased = !p.symmetric, has_offset = biased || (float)kCenter<BITS> != p.ratio;
-    const bool whole = groups == p.k / p.group && p.s_stride[1] == 1 && p.s_stride[0] == groups && n0 + kUnit <= p.n &&
-                       (!biased || (p.b_stride[1] == 1 && p.b_stride[0] == groups));
-    const __m512 center = _mm512_set1_ps((float)kCenter<BITS> - p.ratio);
-    alignas(64) float offset[kUnit * kGroupBlock + 16];
-    const int64_t pieces = whole ? 1 : kUnit, length = whole ? kUnit * groups : groups;
-    for (int64_t r = 0; r < pieces; ++r) {
-      const int64_t row = min64(n0 + r, p.n - 1); /* surplus rows repeat the last */
-      const int64_t s_at = row * p.s_stride[0] + g0 * p.s_stride[1], b_at = row * p.b_stride[0] + g0 * p.b_stride[1];
-      for (int64_t g = 0; g < length; g += 16) { /* what is written beyond the row, the next row overwrites */
-        const __m512 s = some_floats(p.scales, p.s_dtype, s_at + g * p.s_stride[1], p.s_stride[1], length - g);
-        _mm512_storeu_ps(scale + r * groups + g, s);
-        if (!has_offset) continue;
-        const __m512 b = biased ? some_floats(p.biases, p.b_dtype, b_at + g * p.b_stride[1], p.b_stride[1], length - g)
-                                : _mm512_setzero_ps();
-        _mm512_storeu_ps(offset + r * groups + g, _mm512_fmadd_ps(center, s, b));
-      }
-    }
-    /* A line loads as many scales as it has lanes, and meets what is too much with zeros. */
-    _mm512_storeu_ps(scale + kUnit * groups, _mm512_setzero_ps());
-    if (!has_offset) return;
-    _mm512_storeu_ps(offset + kUnit * groups, _mm512_setzero_ps());
-    for (int m = 0; m < job.count; ++m) {
-      const float* totals = job.totals + m * job.total_stride + g0; /* zeros beyond the last group */
-#pragma GCC unroll 8
-      for (int r = 0; r < kUnit; ++r) {
-        __m512 sum = _mm512_load_ps(sums[m * kUnit + r]);
-        for (int64_t g = 0; g < groups; g += 16) {
-          sum = _mm512_fmadd_ps(_mm512_loadu_ps(offset + r * groups + g), _mm512_loadu_ps(totals + g), sum);
-        }
-        _mm512_store_ps(sums[m * kUnit + r], sum);
-      }
-    }
-  }
-
-  /* Lines of groups g0 ... g0 + groups of outputs n0 ... n0 + kOutputs - 1, all rows: sums[m * kUnit + r]. */
-  template <bool ONE>
-  static void outputs(const Job& job, int64_t n0, int64_t g0, int64_t groups, const float* scale, float (*sums)[16]) {
-    const Problem& p = *job.p;
-    const int shift = job.shift;
-    const int64_t begin = g0 << shift, end = (g0 + groups) << shift, far = job.far, near = job.near;
-    const uint8_t* w[kOutputs];
-#pragma GCC unroll 4
-    for (int r = 0; r < kOutputs; ++r) w[r] = p.w + min64(n0 + r, p.n - 1) * p.w_stride;
-    __m512 one[1][kOutputs];
-    if constexpr (ONE) {
-#pragma GCC unroll 4
-      for (int r = 0; r < kOutputs; ++r) one[0][r] = _mm512_load_ps(sums[r]);
-    }
-    const __m512i of_lane = lane_groups(p.group), mask = _mm512_set1_epi8((char)((1u << BITS) - 1));
-    const L* x = job.lines + begin / 64 * job.count;
-    auto step = [&](int64_t byte, __mmask16 have, bool full) __attribute__((always_inline)) {
-      __m512i codes[kOutputs][kSteps];
-      __m512 s[kOutputs];
-      const float* of_line = scale + ((byte - begin) >> shift);
-#pragma GCC unroll 4
-      for (int r = 0; r < kOutputs; ++r) {
-        const __m512i packed =
-            full ? _mm512_loadu_si512(w[r] + byte) : _mm512_maskz_loadu_epi32(have, w[r] + byte);
-        __builtin_prefetch(w[r] + byte + far, 0, 2);
-        __builtin_prefetch(w[r] + byte + near);
-        s[r] = _mm512_permutexvar_ps(of_lane, _mm512_loadu_ps(of_line + r * groups));
-        if constexpr (BITS == 8) {
-          codes[r][0] = packed;
-        } else {
-#pragma GCC unroll 8
-          for (int i = 0; i < kSteps; ++i) {
-            codes[r][i] = _mm512_and_si512(i ? _mm512_srli_epi32(packed, (unsigned)(i * BITS)) : packed, mask);
-          }
+    if (dtype == ACCEL_FLOAT32) {
+      const float* f = (const float*)from;
+      for (int r = 0; r < kStreams; ++r) {
+        for (int64_t c = 0; c < whole; ++c) _mm_store_ps(to[c] + r * 4, _mm_loadu_ps(f + at[r] + c * 4));
+        if (rest) {
+          _mm_store_ps(to[whole] + r * 4, _mm_maskz_loadu_ps((__mmask8)((1 << rest) - 1), f + at[r] + whole * 4));
         }
       }
-      if constexpr (ONE) {
-        line<1>(codes, x, s, one);
-      } else {
-        int m = 0;
-        for (; m + kTile <= job.count; m += kTile) line_in_memory<kTile>(codes, x + m, s, sums + m * kUnit);
-        if constexpr (kTile == 4) {
-          if (m + 2 <= job.count) {
-            line_in_memory<2>(codes, x + m, s, sums + m * kUnit);
-            m += 2;
-          }
-        }
-        if (m < job.count) line_in_memory<1>(codes, x + m, s, sums + m * kUnit);
-      }
-      x += ONE ? 1 : job.count;
+      return;
+    }
+    const uint16_t *h0 = (const uint16_t*)from + at[0], *h1 = (const uint16_t*)from + at[1];
+    const uint16_t *h2 = (const uint16_t*)from + at[2], *h3 = (const uint16_t*)from + at[3];
+    auto put = [&](__m128i a, __m128i b, float* out) __attribute__((always_inline)) {
+      const __m256i v = _mm256_inserti128_si256(_mm256_castsi128_si256(a), b, 1);
+      _mm512_store_ps(out, dtype == ACCEL_FLOAT16
+                               ? _mm512_cvtph_ps(v)
+                               : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(v), 16)));
     };
-    int64_t byte = begin;
-    for (; byte + 64 <= end; byte += 64) step(byte, 0xffff, true);
-    if (byte < end) step(byte, (__mmask16)((1u << ((end - byte) / 4)) - 1), false);
-    if constexpr (ONE) {
-#pragma GCC unroll 4
-      for (int r = 0; r < kOutputs; ++r) _mm512_store_ps(sums[r], one[0][r]);
+    auto two = [](const uint16_t* a, const uint16_t* b) __attribute__((always_inline)) {
+      return _mm_castpd_si128(_mm_loadh_pd(_mm_load_sd((const double*)a), (const double*)b));
+    };
+    for (int64_t c = 0; c < whole; ++c) {
+      put(two(h0 + c * 4, h1 + c * 4), two(h2 + c * 4, h3 + c * 4), to[c]);
+    }
+    if (rest) {
+      const __mmask8 have = (__mmask8)((1 << rest) - 1);
+      auto some = [&](const uint16_t* a, const uint16_t* b) __attribute__((always_inline)) {
+        return _mm_unpacklo_epi64(_mm_maskz_loadu_epi16(have, a + whole * 4),
+                                  _mm_maskz_loadu_epi16(have, b + whole * 4));
+      };
+      put(some(h0, h1), some(h2, h3), to[whole]);
     }
   }
 
-  template <int MT>
-  static inline __attribute__((always_inline)) void line_in_memory(const __m512i (&codes)[kOutputs][kSteps],
-                                                                   const L* x, const __m512 (&scale)[kOutputs],
-                                                                   float (*sums)[16]) {
-    __m512 out[MT][kOutputs];
+  /* Continues the sums of four streams over some chunks: acc[m], lanes [stream][group % 4]. With pairs, acc[0] is that
+   * of the first row of each and acc[1] of the second, which begins in the middle of a line, after `middle` chunks. */
+  template <bool ONE, bool PAIRS>
+  static inline __attribute__((always_inline)) void outputs(const Job& job, const uint8_t* w, int64_t stride,
+                                                            int64_t byte, int64_t end, int64_t c0, int64_t middle,
+                                                            bool has_offset, const Scales& scales, __m512* acc) {
+    /* Addresses that differ by a register's once, twice and three times take few registers. */
+    const uint8_t *far = w + byte + job.far, *near = w + byte + job.near;
+    const int64_t stride3 = 3 * stride;
+    w += byte;
+    end -= byte;
+    const int64_t first_byte = byte;
+    byte = 0;
+    auto at = [&](const uint8_t* from, int r) __attribute__((always_inline)) {
+      return from + (r == 3 ? stride3 : r * stride);
+    };
+    const int count = ONE ? 1 : job.count;
+    const L* x = job.lines + first_byte / 64 * count;
+    const float* totals = job.totals + c0 * 4;
+    const __m512 *scale = (const __m512*)scales.scale, *offset = (const __m512*)scales.offset;
+    __m512 sum = acc[0];
+    auto add = [&](__m512 t, __m512 s, __m512 o, const float* total, __m512 to) __attribute__((always_inline)) {
+      to = _mm512_fmadd_ps(t, s, to);
+      if (has_offset) to = _mm512_fmadd_ps(o, _mm512_broadcast_f32x4(_mm_loadu_ps(total)), to);
+      return to;
+    };
+    auto step = [&](bool full, bool split) __attribute__((always_inline)) {
+      __m512i high[ONE ? 1 : kSmallRows][kLines > kChunks ? kLines : kChunks];
+      __m512i low[ONE ? 1 : kSmallRows][kLines];
+#pragma GCC unroll 8
+      for (int i = 0; i < kLines; ++i, byte += 64) {
+        __m512i packed[kStreams];
+        const int64_t left = end - byte;
+        if (!full && left <= 0) { /* there is no such line */
+          for (int m = 0; m < count; ++m) high[m][i] = low[m][i] = _mm512_setzero_si512();
+          continue;
+        }
+        const __mmask16 have = full || left >= 64 ? (__mmask16)0xffff : (__mmask16)((1u << (left / 4)) - 1);
 #pragma GCC unroll 4
-    for (int m = 0; m < MT; ++m) {
+        for (int r = 0; r < kStreams; ++r) {
+          packed[r] = full ? _mm512_loadu_si512(at(w, r)) : _mm512_maskz_loadu_epi32(have, at(w, r));
+          __builtin_prefetch(at(far, r), 0, 2);
+          __builtin_prefetch(at(near, r));
+        }
+        w += 64;
+        far += 64;
+        near += 64;
+        for (int m = 0; m < count; ++m) of_line(packed, x[m], high[m] + i, low[m] + i);
+        x += count;
+      }
+      for (int m = 0; m < count; ++m) {
+        __m512 t[kChunks];
+        groups(high[m], low[m], t);
+        if constexpr (!ONE) sum = acc[m];
+        if (split) {
+          const __m512 zero = _mm512_setzero_ps();
+          const __mmask16 first = 0x3333, second = 0xcccc;
+          acc[0] = _mm512_mask_mov_ps(sum, first, add(t[0], *scale, *offset, totals, sum));
+          sum = _mm512_maskz_mov_ps(second, add(t[0], *scale, *offset, totals, zero));
+        } else {
 #pragma GCC unroll 4
-      for (int r = 0; r < kOutputs; ++r) out[m][r] = _mm512_load_ps(sums[m * kUnit + r]);
+          for (int c = 0; c < kChunks; ++c) {
+            sum = add(t[c], scale[c], offset[c], totals + m * job.total_stride + c * 4, sum);
+          }
+        }
+        if constexpr (!ONE) acc[m] = sum;
+      }
+      scale += kChunks;
+      offset += kChunks;
+      totals += 4 * kChunks;
+    };
+    if constexpr (PAIRS) {
+      for (int64_t i = 0; i < middle; ++i) step(true, false);
+      step(true, true);
     }
-    line<MT>(codes, x, scale, out);
-#pragma GCC unroll 4
-    for (int m = 0; m < MT; ++m) {
-#pragma GCC unroll 4
-      for (int r = 0; r < kOutputs; ++r) _mm512_store_ps(sums[m * kUnit + r], out[m][r]);
-    }
+    while (byte + 64 * kLines <= end) step(true, false);
+    if (!PAIRS && byte < end) step(false, false);
+    if constexpr (ONE) acc[PAIRS ? 1 : 0] = sum;
+  }
+
+  /* Sums over the groups of four streams. */
+  static inline __m128 sums(__m512 v) {
+    v = _mm512_add_ps(v, _mm512_permute_ps(v, 0xb1));
+    v = _mm512_add_ps(v, _mm512_permute_ps(v, 0x4e));
+    const __m512i at = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
+    return _mm512_castps512_ps128(_mm512_permutexvar_ps(at, v));
   }
 
   /* Threads that take pieces in turns would each read every other piece of W, and what is fetched ahead at the end of
@@ -293,81 +400,123 @@ struct Vnni {
   static void run(void* arg, int64_t begin, int64_t end) {
     const Job& job = *(const Job*)arg;
     const Problem& p = *job.p;
-    const int64_t stop = min64(end * kUnit, p.n), n_groups = p.k / p.group;
-    alignas(64) float sums[kSmallRows * kUnit][16], scale[kUnit * kGroupBlock + 16];
+    const bool has_offset = !p.symmetric || (float)kCenter<BITS> != p.ratio;
+    const int64_t stop = min64(end * kUnit, p.n), n_groups = p.k / p.group, row_bytes = p.k * BITS / 8;
+    const int64_t chunks = ceil_div(n_groups, 4);
+    Scales scales;
     for (int64_t n0 = begin * kUnit; n0 < stop; n0 += kUnit) {
-      for (int i = 0; i < job.count * kUnit; ++i) _mm512_store_ps(sums[i], _mm512_setzero_ps());
-      for (int64_t g0 = 0; g0 < n_groups; g0 += kGroupBlock) {
-        const int64_t groups = min64(kGroupBlock, n_groups - g0);
-        prepare(job, n0, g0, groups, scale, sums);
-        for (int r = 0; r < kUnit; r += kOutputs) {
+      if constexpr (WORDS == 4) {
+        if (job.pairs && n0 + kUnit <= p.n) {
+          prepare(job, n0, 2, 2 * n_groups, 0, n_groups / 2, has_offset, scales);
+          __m512 acc[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+          outputs<true, true>(job, p.w + n0 * p.w_stride, 2 * p.w_stride, 0, 2 * row_bytes, 0, n_groups / 4, has_offset,
+                              scales, acc);
+          const __m128 first = sums(acc[0]), second = sums(acc[1]);
+          store(job, 0, n0, 0, 4, _mm_unpacklo_ps(first, second));
+          store(job, 0, n0 + 4, 0, 4, _mm_unpackhi_ps(first, second));
+          continue;
+        }
+      }
+      for (int64_t at = n0; at < min64(n0 + kUnit, stop); at += p.n < kStreams ? 1 : kStreams) {
+        /* Four rows that exist: those at the end overlap with the ones before. Fewer go one by one. */
+        const int64_t first = p.n < kStreams ? at : min64(at, p.n - kStreams), stride = p.n < kStreams ? 0 : 1;
+        alignas(64) __m512 acc[kSmallRows];
+        for (int m = 0; m < job.count; ++m) acc[m] = _mm512_setzero_ps();
+        for (int64_t c = 0; c < chunks; c += kChunkBlock) {
+          const int64_t some = min64(kChunkBlock, chunks - c), begin = c * 4 * WORDS * 4;
+          const int64_t end = min64((c + some) * 4 * WORDS * 4, row_bytes);
+          prepare(job, first, stride, n_groups, c, some, has_offset, scales);
           if (job.count == 1) {
-            outputs<true>(job, n0 + r, g0, groups, scale + r * groups, sums + r);
+            outputs<true, false>(job, p.w + first * p.w_stride, stride * p.w_stride, begin, end, c, 0, has_offset,
+                                 scales, acc);
           } else {
-            outputs<false>(job, n0 + r, g0, groups, scale + r * groups, sums + r);
+            outputs<false, false>(job, p.w + first * p.w_stride, stride * p.w_stride, begin, end, c, 0, has_offset,
+                                  scales, acc);
           }
         }
-      }
-      const int64_t n = min64(kUnit, stop - n0);
-      const __mmask8 have = (__mmask8)((1u << n) - 1);
-      __m256 bias = _mm256_setzero_ps();
-      if (p.bias) {
-        alignas(32) float b[8] = {0};
-        for (int64_t r = 0; r < n; ++r) {
-          b[r] = accel_load_float(p.bias->data, (n0 + r) * p.bias->strides[0], p.bias->dtype);
-        }
-        bias = _mm256_load_ps(b);
-      }
-      for (int m = 0; m < job.count; ++m) {
-        alignas(32) float y[8];
-        Avx512::sum8(sums + m * kUnit, y);
-        __m256 v = _mm256_mul_ps(_mm256_load_ps(y), _mm256_set1_ps(job.unit[m]));
-        if (p.bias) v = _mm256_add_ps(v, bias);
-        const int64_t at = job.rows[m] * p.n + n0;
-        if (p.y_dtype == ACCEL_FLOAT32) {
-          _mm256_mask_storeu_ps((float*)p.y + at, have, v);
-        } else if (p.y_dtype == ACCEL_FLOAT16) {
-          _mm_mask_storeu_epi16((uint16_t*)p.y + at, have, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
-        } else {
-          _mm256_store_ps(y, v);
-          for (int64_t r = 0; r < n; ++r) ((uint16_t*)p.y)[at + r] = accel_bfloat_from_float(y[r]);
+        for (int m = 0; m < job.count; ++m) {
+          store(job, m, first, (int)(at - first), p.n < kStreams ? 1 : kStreams, sums(acc[m]));
         }
       }
     }
   }
 
-  static void small(const Problem& p) {
-    if (!(p.spread < INFINITY)) {
-      small_rows<Avx512>(p);
-      return;
+  /* Outputs n0 + from ... n0 + to - 1 of row m, from four sums. */
+  static inline void store(const Job& job, int m, int64_t n0, int from, int to, __m128 sum) {
+    const Problem& p = *job.p;
+    alignas(16) float y[4];
+    _mm_store_ps(y, _mm_mul_ps(sum, _mm_set1_ps(job.unit[m])));
+    for (int r = from; p.bias && r < to; ++r) {
+      y[r] += accel_load_float(p.bias->data, (n0 + r) * p.bias->strides[0], p.bias->dtype);
     }
-    const int64_t n_lines = ceil_div(p.k, L::kWeights), padded = n_lines * L::kWeights;
-    const int64_t total_stride = ceil_div(p.k / p.group, 16) * 16 + 16;
+    const __mmask8 have = (__mmask8)(((1 << to) - 1) & ~((1 << from) - 1));
+    const int64_t at = job.rows[m] * p.n + n0;
+    if (p.y_dtype == ACCEL_FLOAT32) {
+      _mm_mask_storeu_ps((float*)p.y + at, have, _mm_load_ps(y));
+    } else if (p.y_dtype == ACCEL_FLOAT16) {
+      _mm_mask_storeu_epi16((uint16_t*)p.y + at, have, _mm_cvtps_ph(_mm_load_ps(y), _MM_FROUND_TO_NEAREST_INT));
+    } else {
+      for (int r = from; r < to; ++r) ((uint16_t*)p.y)[at + r] = accel_bfloat_from_float(y[r]);
+    }
+  }
+
+  /* Lines of a row that is followed by itself, of which the first `n_lines`, without what follows, are there. */
+  static void double_lines(L* lines, int64_t n_lines) {
+    const int64_t middle = n_lines - 1; /* half full */
+    for (int64_t i = middle; i < 2 * n_lines - 1; ++i) {
+      const L *a = i == middle ? &lines[middle] : &lines[i - n_lines], *b = &lines[i == middle ? 0 : i - n_lines + 1];
+      L to;
+      for (int q = 0; q < 3; ++q) {
+        for (int s = 0; s < kSteps; ++s) {
+          const __m512i from = i == middle ? _mm512_shuffle_i32x4(a->plane[q][s], b->plane[q][s], 0x44)
+                                           : _mm512_shuffle_i32x4(a->plane[q][s], b->plane[q][s], 0x4e);
+          to.plane[q][s] = from;
+        }
+      }
+      for (int g = 0; g < 2; ++g) {
+        to.start[0][g] = a->start[0][i == middle ? g : g + 2];
+        to.start[0][g + 2] = b->start[0][g];
+      }
+      lines[i] = to;
+    }
+  }
+
+  static void small(const Problem& p) {
+    const int64_t n_lines = ceil_div(p.k, L::kWeights), padded = n_lines * L::kWeights, n_groups = p.k / p.group;
+    /* Rows of W that end in the middle of a line. */
+    const bool pairs = WORDS == 4 && p.rows == 1 && n_groups % 4 == 2 && n_groups * 2 <= 4 * kChunkBlock &&
+                       p.w_stride == p.k * BITS / 8 && p.s_stride[1] == 1 && p.s_stride[0] == n_groups &&
+                       (p.symmetric || (p.b_stride[1] == 1 && p.b_stride[0] == n_groups));
+    const int64_t all_lines = pairs ? 2 * n_lines - 1 : p.rows * n_lines;
+    const int64_t total_stride = ceil_div(pairs ? 2 * n_groups : n_groups, 16) * 16 + 16;
     char* scratch = (char*)accel_scratch(
-        p.call, (size_t)(p.rows * n_lines) * sizeof(L) + (size_t)(padded + p.rows * total_stride) * sizeof(float));
+        p.call, (size_t)all_lines * sizeof(L) + (size_t)(padded + p.rows * total_stride) * sizeof(float));
     if (!scratch) return;
     L* lines = (L*)scratch;
-    float *x = (float*)(lines + p.rows * n_lines), *totals = x + padded;
+    float *x = (float*)(lines + all_lines), *totals = x + padded;
     memset(x + p.k, 0, (size_t)(padded - p.k) * sizeof(float));
     float unit[kSmallRows];
     int32_t rows[kSmallRows];
     const int fit = fit_rows(p, x, unit, rows, [&](int at) {
       float* t = totals + at * total_stride;
-      for (int64_t g = p.k / p.group; g < total_stride; ++g) t[g] = 0;
+      for (int64_t g = n_groups; g < total_stride; ++g) t[g] = 0;
       make_planes<BITS>(x, p.k, p.group, unit[at], lines + at, p.rows, t);
     });
     if (!fit) return;
     if (fit < p.rows) { /* close the gaps */
       for (int64_t i = 1; i < n_lines; ++i) memmove(lines + i * fit, lines + i * p.rows, (size_t)fit * sizeof(L));
     }
+    if (pairs) {
+      double_lines(lines, n_lines);
+      memcpy(totals + n_groups, totals, (size_t)n_groups * sizeof(float));
+    }
     const int64_t units = ceil_div(p.n, kUnit), grain = ceil_div(units, count_pieces(p) < 1 ? 1 : count_pieces(p));
     /* Whole tiles, so that every line is asked for once. */
-    const int64_t tile_bytes = kOutputs * p.w_stride;
+    const int64_t tile_bytes = kStreams * p.w_stride * (pairs ? 2 : 1);
     const int64_t far = tile_bytes > 0 ? tile_bytes * ceil_div(kFar, tile_bytes) : 0;
     const int64_t near = tile_bytes > 0 ? tile_bytes * ceil_div(kNear, tile_bytes) : 0;
-    const int shift = __builtin_ctz((unsigned)(p.group * BITS / 8));
-    Job job = {&p,  lines, totals, total_stride,           unit,             rows,  fit,
-               grain, ceil_div(units, grain), p.call->threads, far, near, shift};
+    Job job = {&p,  lines, totals, total_stride,           unit,             rows,  fit, pairs,
+               grain, ceil_div(units, grain), p.call->threads, far, near};
     if (job.pieces < 2 || p.call->threads < 2) {
       run(&job, 0, units);
     } else {
@@ -376,12 +525,25 @@ struct Vnni {
   }
 };
 
+template <int BITS>
+inline void vnni_bits(const Problem& p) {
+  switch (p.group) {
+    case 32: Vnni<BITS, BITS>::small(p); break;
+    case 64: Vnni<BITS, 2 * BITS>::small(p); break;
+    default: Vnni<BITS, 4 * BITS>::small(p);
+  }
+}
+
 inline void vnni_small_rows(const Problem& p) {
+  if (!(p.spread < INFINITY)) {
+    small_rows<Avx512>(p);
+    return;
+  }
   switch (p.bits) {
-    case 1: Vnni<1>::small(p); break;
-    case 2: Vnni<2>::small(p); break;
-    case 4: Vnni<4>::small(p); break;
-    case 8: Vnni<8>::small(p); break;
+    case 1: vnni_bits<1>(p); break;
+    case 2: vnni_bits<2>(p); break;
+    case 4: vnni_bits<4>(p); break;
+    case 8: vnni_bits<8>(p); break;
     default: small_rows<Avx512>(p);
   }
 }

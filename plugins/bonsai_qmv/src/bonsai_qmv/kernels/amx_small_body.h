@@ -1,0 +1,391 @@
+/* y = x @ W.T (+ bias) for 2..16 rows of x by integer tile products: 1, 2, 4 and 8 bits, AMX-INT8.
+ *
+ * Layout     W as in qmv_body.h; a line is 64 bytes of a row of W, 512 / bits codes.
+ * Rows       2..16, any n, any k that is a multiple of the group.
+ * Exactness  rounding. x enters as fixed point of 24 bits per row, three planes of signed digits (planes.h). What a
+ *            group gives is the exact integer of vnni_body.h, rounded once to float32, and goes into float32 sums in the same
+ *            order: the bits are the same, and one row of x takes vnni_body.h, which is faster there.
+ * Rows       Independent of each other, whatever other rows, outputs or threads there are.
+ * Method     A tile product takes as many cycles as its left tile has rows. Those are the digits of x, three rows for
+ *            each row of x: five rows of x fill a tile. The right tile are 64 codes of sixteen rows of W: a block of
+ *            sixteen lines is transposed as words, and every shift and mask of a register of words makes one row of a
+ *            tile, four codes of each row of W. Codes are unpacked once for all rows of x. The sums of a group are
+ *            collected with sixteen outputs in the lanes: three vectors for a row of x and a group.
+ * Symmetric  If bias = -ratio * scale holds exactly for the whole layer, biases are not read.
+ * Source     Written for this library; tile instructions as in Intel's architecture manuals.
+ */
+#ifndef BONSAI_QMV_AMX_SMALL_BODY_H
+#define BONSAI_QMV_AMX_SMALL_BODY_H
+
+#include "amx_body.h"
+
+namespace bonsai {
+namespace {
+
+/* Bytes of a row of W to fetch ahead into the first-level cache. */
+constexpr int64_t kAhead = 192;
+
+/* Groups whose scales are brought into lanes at a time, and how many sums may wait to be collected. */
+constexpr int kLaneGroups = 16, kWaiting = 4;
+
+/* What the sums of a group of a row of x begin with, and what the offset of the group meets. */
+struct Start {
+  int32_t high, low; /* -center * the sum of v, in `high` as a whole or apart as the kernel's sums are */
+  float total;       /* sum of v */
+};
+
+struct AmxSmallJob {
+  const Problem* p;
+  const int8_t* x;     /* [stretch of 64][row][plane][64], `rows3` rows of 64 digits a stretch */
+  const Start* starts; /* [group][row] */
+  const float* unit;   /* per row */
+  const int32_t* rows; /* which rows of the call these are; they are `count` */
+  int count;
+  bool has_offset;
+  float center; /* what times the scale comes to the bias */
+  int64_t grain, pieces, lanes; /* units per piece; how many pieces, and threads that take them in turns */
+  int64_t far;                  /* bytes from what is read to what is fetched */
+  TileConfig tiles; /* 0..2 sums, 3..5 digits, 6 and 7 codes */
+};
+
+template <int BITS, int GROUP>
+struct AmxSmall {
+  /* Lines at a time: a group of 128 codes of 8 bits has two. */
+  static constexpr int kLines = BITS == 8 && GROUP == 128 ? 2 : 1, kSteps = 8 / BITS;
+  static constexpr int64_t kCodes = kLines * 512 / BITS, kBytes = kLines * 64;
+  /* A group's sum of 33 or 34 bits is made of two parts: hi * 256 + mid, and lo; or, where the first of these would be
+   * rounded, hi, and mid * 256 + lo. */
+  static constexpr bool kWider = BITS == 8 || (BITS == 4 && GROUP > 64);
+  static constexpr bool kWide = kWider || (BITS == 4 && GROUP > 32);
+
+  /* Position q of a tile row of x meets code order(q) of a stretch. */
+  static __m512i order() {
+    alignas(64) uint8_t code[64];
+    for (int q = 0; q < 64; ++q) {
+      const int row = q / 4, byte = q % 4;
+      code[q] = (uint8_t)(row / kSteps * (32 / BITS) + byte * kSteps + row % kSteps);
+    }
+    return _mm512_load_si512(code);
+  }
+
+  /* Digits of one row whose unit is known.
+   *   x       floats, zeros from k to the end of the last stretch
+   *   out     the row's first; `rows` rows from stretch to stretch
+   *   starts  of the row's groups, `rows` apart */
+  static void digits(const float* x, int64_t k, float unit, int8_t* out, Start* starts, int64_t rows) {
+    const __m512 inverse = _mm512_set1_ps(1.0f / unit);
+    const __m512i where = order();
+    __m512i sum = _mm512_setzero_si512(), low = sum;
+    for (int64_t k0 = 0; k0 < k; k0 += 64, out += rows * 192) {
+      alignas(64) int8_t digit[3][64];
+      for (int j = 0; j < 64; j += 16) {
+        const __m512i v = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + k0 + j), inverse));
+        split_digits(v, digit[0] + j, digit[1] + j, digit[2] + j);
+        sum = _mm512_add_epi32(sum, v);
+        constexpr int up = kWider ? 16 : 24;
+        if (kWide) low = _mm512_add_epi32(low, _mm512_srai_epi32(_mm512_slli_epi32(v, up), up));
+        if ((k0 + j + 16) % GROUP == 0 && k0 + j < k) {
+          Start& s = starts[(k0 + j) / GROUP * rows];
+          const int32_t all = _mm512_reduce_add_epi32(sum), lo = _mm512_reduce_add_epi32(low);
+          s.total = (float)all;
+          s.high = (int32_t)((uint32_t)-kCenter<BITS> * (uint32_t)(kWide ? (all - lo) / (kWider ? 65536 : 256) : all));
+          s.low = -kCenter<BITS> * lo;
+          sum = low = _mm512_setzero_si512();
+        }
+      }
+      for (int q = 0; q < 3; ++q) {
+        _mm512_store_si512(out + q * 64, _mm512_permutexvar_epi8(where, _mm512_load_si512(digit[q])));
+      }
+    }
+  }
+
+  /* Word j of lines of sixteen rows in t[j]; zeros behind the end of the rows. */
+  static inline __attribute__((always_inline)) void load(const uint8_t* const* w, int64_t byte, int64_t bytes,
+                                                         int64_t far, __m512i (&t)[16]) {
+    const uint8_t* rows[16];
+    if (bytes >= 64) {
+#pragma GCC unroll 16
+      for (int r = 0; r < 16; ++r) {
+        rows[r] = w[r] + byte;
+        __builtin_prefetch(w[r] + byte + far, 0, 2);
+        __builtin_prefetch(w[r] + byte + kAhead);
+      }
+      transpose16(rows, t);
+      return;
+    }
+    const __mmask16 have = (__mmask16)((1u << (bytes / 4)) - 1);
+    alignas(64) uint8_t line[16][64];
+#pragma GCC unroll 16
+    for (int r = 0; r < 16; ++r) {
+      _mm512_store_si512(line[r], _mm512_maskz_loadu_epi32(have, w[r] + byte));
+      rows[r] = line[r];
+      __builtin_prefetch(w[r] + byte + far, 0, 2);
+    }
+    transpose16(rows, t);
+  }
+
+  /* Codes of the lines at `byte` as rows of tiles. */
+  static inline __attribute__((always_inline)) void unpack(const uint8_t* const* w, int64_t byte, int64_t bytes,
+                                                           int64_t far, uint8_t* out) {
+#pragma GCC unroll 2
+    for (int part = 0; part < kLines; ++part, byte += 64, bytes -= 64) {
+      __m512i t[16];
+      load(w, byte, bytes, far, t);
+#pragma GCC unroll 16
+      for (int j = 0; j < 16; ++j) {
+#pragma GCC unroll 8
+        for (int i = 0; i < kSteps; ++i, out += 64) {
+          _mm512_store_si512(out, Vnni<BITS, GROUP * BITS / 32>::unpack(t[j], i));
+        }
+      }
+    }
+  }
+
+  /* acc += what a group gives one row of x. */
+  static inline __attribute__((always_inline)) __m512 collect(__m512i hi, __m512i mid, __m512i lo, const Start& start,
+                                                              __m512 scale, __m512 offset, bool has_offset,
+                                                              __m512 acc) {
+    __m512 t;
+    if constexpr (kWider) {
+      __m512i low = _mm512_add_epi32(_mm512_add_epi32(_mm512_slli_epi32(mid, 8), lo), _mm512_set1_epi32(start.low));
+      const __m512i high =
+          _mm512_add_epi32(_mm512_add_epi32(hi, _mm512_set1_epi32(start.high)), _mm512_srai_epi32(low, 16));
+      low = _mm512_and_si512(low, _mm512_set1_epi32(0xffff));
+      t = _mm512_fmadd_ps(_mm512_cvtepi32_ps(high), _mm512_set1_ps(65536.0f), _mm512_cvtepi32_ps(low));
+    } else if constexpr (kWide) {
+      const __m512i high =
+          _mm512_add_epi32(_mm512_add_epi32(_mm512_slli_epi32(hi, 8), mid), _mm512_set1_epi32(start.high));
+      const __m512i low = _mm512_add_epi32(lo, _mm512_set1_epi32(start.low));
+      t = _mm512_fmadd_ps(_mm512_cvtepi32_ps(high), _mm512_set1_ps(256.0f), _mm512_cvtepi32_ps(low));
+    } else {
+      __m512i all = _mm512_add_epi32(_mm512_slli_epi32(_mm512_add_epi32(_mm512_slli_epi32(hi, 8), mid), 8), lo);
+      if constexpr (kCenter<BITS> != 0) all = _mm512_add_epi32(all, _mm512_set1_epi32(start.high));
+      t = _mm512_cvtepi32_ps(all);
+    }
+    acc = _mm512_fmadd_ps(t, scale, acc);
+    return has_offset ? _mm512_fmadd_ps(offset, _mm512_set1_ps(start.total), acc) : acc;
+  }
+
+  /* Scales, and what comes to them, of up to sixteen groups of sixteen rows. */
+  static inline void lanes(const AmxSmallJob& job, int64_t n0, int64_t g0, int64_t groups, float (*scale)[16],
+                           float (*offset)[16]) {
+    const Problem& p = *job.p;
+    const bool biased = job.has_offset && !p.symmetric;
+    alignas(64) float s[16][16], b[16][16];
+    const uint8_t *s_rows[16], *b_rows[16];
+    for (int r = 0; r < 16; ++r) {
+      const int64_t row = min64(n0 + r, p.n - 1);
+      _mm512_store_ps(s[r], some_floats(p.scales, p.s_dtype, row * p.s_stride[0] + g0 * p.s_stride[1], p.s_stride[1],
+                                        groups));
+      s_rows[r] = (const uint8_t*)s[r];
+      if (biased) {
+        _mm512_store_ps(b[r], some_floats(p.biases, p.b_dtype, row * p.b_stride[0] + g0 * p.b_stride[1],
+                                          p.b_stride[1], groups));
+        b_rows[r] = (const uint8_t*)b[r];
+      }
+    }
+    transpose16(s_rows, (__m512i*)scale);
+    if (!job.has_offset) return;
+    if (biased) transpose16(b_rows, (__m512i*)offset);
+    const __m512 center = _mm512_set1_ps(job.center);
+    for (int64_t g = 0; g < groups; ++g) {
+      const __m512 from = biased ? _mm512_load_ps(offset[g]) : _mm512_setzero_ps();
+      _mm512_store_ps(offset[g], _mm512_fmadd_ps(center, _mm512_load_ps(scale[g]), from));
+    }
+  }
+
+  template <int TILES>
+  static inline __attribute__((always_inline)) void multiply(const int8_t* x, const uint8_t* codes) {
+    _tile_loadd(6, codes, 64);
+    _tile_loadd(3, x, 64);
+    _tile_dpbsud(0, 3, 6);
+    if constexpr (TILES > 1) {
+      _tile_loadd(4, x + 1024, 64);
+      _tile_dpbsud(1, 4, 6);
+    }
+    if constexpr (TILES > 2) {
+      _tile_loadd(5, x + 2048, 64);
+      _tile_dpbsud(2, 5, 6);
+    }
+  }
+
+  /* Units of sixteen outputs, two rows of x or more; TILES: of digits. */
+  template <int TILES>
+  static void run(void* arg, int64_t begin, int64_t end) {
+    const AmxSmallJob& job = *(const AmxSmallJob*)arg;
+    const Problem& p = *job.p;
+    const int64_t row_bytes = p.k * BITS / 8, steps = ceil_div(row_bytes, kBytes), n_groups = p.k / GROUP;
+    const int64_t stretch = (int64_t)job.count * 192;
+    const int count = job.count;
+    constexpr bool two = GROUP == 128, half = GROUP == 32;
+    /* Codes of this step and the next; sums that wait; scales of these sixteen groups and the last. */
+    alignas(64) uint8_t codes[2][kCodes * 16];
+    alignas(64) int32_t sums[kWaiting][TILES * 16][16];
+    alignas(64) float scale[2 * kLaneGroups][16], offset[2 * kLaneGroups][16];
+    alignas(64) float acc[4 * kSmallRows][16]; /* [group % 4][row] */
+    __asm__ volatile("ldtilecfg %0" ::"m"(job.tiles)); /* compilers take the intrinsic for a read of eight bytes */
+    for (int64_t unit = begin; unit < end; ++unit) {
+      const int64_t n0 = unit * 16;
+      const uint8_t* w[16];
+      for (int r = 0; r < 16; ++r) w[r] = p.w + min64(n0 + r, p.n - 1) * p.w_stride;
+      for (int i = 0; i < 4 * count; ++i) _mm512_store_ps(acc[i], _mm512_setzero_ps());
+      auto collected = [&](int64_t g) __attribute__((always_inline)) {
+        const int at = (int)(g % (2 * kLaneGroups));
+        const __m512 s = _mm512_load_ps(scale[at]), o = _mm512_load_ps(offset[at]);
+        const int32_t(*sum)[16] = sums[g % kWaiting];
+        const Start* start = job.starts + g * count;
+        float(*to)[16] = acc + g % 4 * count;
+        for (int m = 0; m < count; ++m, sum += 3, ++to) {
+          _mm512_store_ps(*to, collect(_mm512_load_si512(sum[0]), _mm512_load_si512(sum[1]), _mm512_load_si512(sum[2]),
+                                       start[m], s, o, job.has_offset, _mm512_load_ps(*to)));
+        }
+      };
+      unpack(w, 0, row_bytes, job.far, codes[0]);
+      int64_t g = 0;
+      for (int64_t step = 0; step < steps; ++step) {
+        if (step + 1 < steps) {
+          unpack(w, (step + 1) * kBytes, row_bytes - (step + 1) * kBytes, job.far, codes[(step + 1) & 1]);
+        }
+        const uint8_t* c = codes[step & 1];
+        const int64_t stop = min64((step + 1) * kCodes / GROUP, n_groups);
+        for (; g < stop; ++g, c += GROUP * 16) {
+          if (g % kLaneGroups == 0) {
+            const int at = (int)(g % (2 * kLaneGroups));
+            lanes(job, n0, g, min64(kLaneGroups, n_groups - g), scale + at, offset + at);
+          }
+          const int8_t* x = job.x + (half ? g / 2 * stretch + g % 2 * 32 : two ? 2 * g * stretch : g * stretch);
+          int32_t(*to)[16] = sums[g % kWaiting];
+          _tile_zero(0);
+          if constexpr (TILES > 1) _tile_zero(1);
+          if constexpr (TILES > 2) _tile_zero(2);
+          multiply<TILES>(x, c);
+          if (two) multiply<TILES>(x + stretch, c + 1024);
+          /* Stores of tiles take long to be seen by loads. */
+          if (g >= 2) collected(g - 2);
+          _tile_stored(0, to, 64);
+          if constexpr (TILES > 1) _tile_stored(1, to + 16, 64);
+          if constexpr (TILES > 2) _tile_stored(2, to + 32, 64);
+        }
+      }
+      for (g = g >= 2 ? g - 2 : 0; g < n_groups; ++g) collected(g);
+      finish(job, n0, acc);
+    }
+    _tile_release();
+  }
+
+  /* y of sixteen outputs. */
+  static inline void finish(const AmxSmallJob& job, int64_t n0, const float (*acc)[16]) {
+    const Problem& p = *job.p;
+    const int64_t columns = min64(16, p.n - n0);
+    const __mmask16 have = (__mmask16)((1u << columns) - 1);
+    __m512 bias = _mm512_setzero_ps();
+    if (p.bias) bias = some_floats(p.bias->data, p.bias->dtype, n0 * p.bias->strides[0], p.bias->strides[0], columns);
+    for (int m = 0; m < job.count; ++m, ++acc) {
+      const int n = job.count;
+      const __m512 a = _mm512_add_ps(_mm512_load_ps(acc[0]), _mm512_load_ps(acc[n]));
+      const __m512 b = _mm512_add_ps(_mm512_load_ps(acc[2 * n]), _mm512_load_ps(acc[3 * n]));
+      __m512 v = _mm512_mul_ps(_mm512_add_ps(a, b), _mm512_set1_ps(job.unit[m]));
+      if (p.bias) v = _mm512_add_ps(v, bias);
+      store_row(p, job.rows[m] * p.n + n0, have, v);
+    }
+  }
+
+  static void piece(void* arg, int64_t begin, int64_t end) {
+    const AmxSmallJob& job = *(const AmxSmallJob*)arg;
+    (void)end;
+    /* As Vnni::piece: a thread that takes every lanes-th piece reads on where it was. */
+    const int64_t i = begin / job.grain, length = job.pieces / job.lanes, longer = job.pieces % job.lanes;
+    const int64_t lane = i % job.lanes, first = lane * length + min64(lane, longer) + i / job.lanes;
+    any(arg, first * job.grain, min64((first + 1) * job.grain, ceil_div(job.p->n, 16)));
+  }
+
+  static void any(void* arg, int64_t begin, int64_t end) {
+    const AmxSmallJob& job = *(const AmxSmallJob*)arg;
+    const int count = job.count;
+    (count <= 5 ? run<1> : count <= 10 ? run<2> : run<3>)(arg, begin, end);
+  }
+
+  static void small(const Problem& p) {
+    const int64_t stretches = ceil_div(p.k, 64), padded = stretches * 64, groups = p.k / GROUP;
+    char* scratch = (char*)accel_scratch(
+        p.call, (size_t)(p.rows * stretches * 192) + (size_t)padded * sizeof(float) +
+                    (size_t)(p.rows * groups) * sizeof(Start));
+    if (!scratch) return;
+    int8_t* digit = (int8_t*)scratch;
+    float* x = (float*)(digit + p.rows * stretches * 192);
+    Start* starts = (Start*)(x + padded);
+    memset(x + p.k, 0, (size_t)(padded - p.k) * sizeof(float));
+    float unit[kSmallRows];
+    int32_t rows[kSmallRows];
+    const int fit = fit_rows(p, x, unit, rows, [&](int at) {
+      digits(x, p.k, unit[at], digit + at * 192, starts + at, p.rows);
+    });
+    if (!fit) return;
+    if (fit < p.rows) { /* close the gaps */
+      for (int64_t s = 1; s < stretches; ++s) {
+        memmove(digit + s * fit * 192, digit + s * p.rows * 192, (size_t)fit * 192);
+      }
+      for (int64_t g = 1; g < groups; ++g) {
+        memmove(starts + g * fit, starts + g * p.rows, (size_t)fit * sizeof(Start));
+      }
+    }
+    const int64_t units = ceil_div(p.n, 16), wanted = count_pieces(p), unit_bytes = 16 * p.w_stride;
+    AmxSmallJob job;
+    job.p = &p;
+    job.x = digit;
+    job.starts = starts;
+    job.unit = unit;
+    job.rows = rows;
+    job.count = fit;
+    job.has_offset = !p.symmetric || (float)kCenter<BITS> != p.ratio;
+    job.center = (float)kCenter<BITS> - p.ratio;
+    job.grain = ceil_div(units, wanted < 1 ? 1 : wanted);
+    job.pieces = ceil_div(units, job.grain);
+    job.lanes = p.call->threads;
+    job.far = unit_bytes > 0 ? unit_bytes * ceil_div(kFar, unit_bytes) : 0;
+    const int depth = GROUP == 32 ? 32 : 64;
+    memset(&job.tiles, 0, sizeof job.tiles);
+    job.tiles.palette = 1;
+    for (int t = 0; t < 3; ++t) {
+      const int have = fit * 3 - t * 16;
+      if (have <= 0) continue;
+      job.tiles.rows[t] = job.tiles.rows[3 + t] = (uint8_t)(have < 16 ? have : 16);
+      job.tiles.bytes[t] = 64;
+      job.tiles.bytes[3 + t] = (uint16_t)depth;
+    }
+    job.tiles.rows[6] = (uint8_t)(depth / 4);
+    job.tiles.bytes[6] = 64;
+    if (job.pieces < 2 || p.call->threads < 2) {
+      any(&job, 0, units);
+    } else {
+      accel_parallel_for(p.call, units, job.grain, piece, &job);
+    }
+  }
+};
+
+template <int BITS>
+inline void amx_small_bits(const Problem& p) {
+  switch (p.group) {
+    case 32: AmxSmall<BITS, 32>::small(p); break;
+    case 64: AmxSmall<BITS, 64>::small(p); break;
+    default: AmxSmall<BITS, 128>::small(p);
+  }
+}
+
+inline void amx_small_rows(const Problem& p) {
+  if (p.rows == 1 || !(p.spread < INFINITY)) {
+    vnni_small_rows(p);
+    return;
+  }
+  switch (p.bits) {
+    case 1: amx_small_bits<1>(p); break;
+    case 2: amx_small_bits<2>(p); break;
+    case 4: amx_small_bits<4>(p); break;
+    case 8: amx_small_bits<8>(p); break;
+    default: small_rows<Avx512>(p);
+  }
+}
+
+}  // namespace
+}  // namespace bonsai
+#endif
