@@ -66,7 +66,8 @@ def test_order(bits, group, isa):
     """Ragged n, groups that end anywhere in a line and in a set of four, rows that begin in the middle of a line."""
     for i, (rows, n, groups) in enumerate(((1, 24, 18), (1, 21, 18), (1, 3, 1), (2, 40, 3), (3, 1, 9), (5, 17, 8),
                                            (6, 33, 16), (11, 16, 21), (16, 70, 6), (1, 9, 300))):  # fmt: skip
-        case = Case.random(i, bits, group, rows, n, group * groups, ("float32", "float16", ("float16", "bfloat16")[i % 2]))
+        dtypes = ("float32", "float16", ("float16", "bfloat16")[i % 2])
+        case = Case.random(i, bits, group, rows, n, group * groups, dtypes)
         same(case.run(isa=isa, threads=1 + i % 3).raw, model(case, None))
 
 

@@ -56,6 +56,7 @@ struct Vnni {
   static constexpr int kSteps = L::kSteps;
   static constexpr bool kParts = BITS == 8;                       /* sums of hi * 256 + mid and of lo stay apart */
   static constexpr bool kWide = kParts || (BITS == 4 && WORDS > 4); /* a group's sum needs more than 32 bits */
+  static constexpr bool kLate = WORDS > 4 && (kParts || !kWide);  /* centers count for groups, not for quads */
   static constexpr int kLines = WORDS > 4 ? WORDS / 4 : 1;        /* of a step */
   static constexpr int kChunks = WORDS < 4 ? 4 / WORDS : 1;       /* of four groups, of a step */
 
@@ -173,13 +174,19 @@ struct Vnni {
     return _mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)from));
   }
 
-  /* The sums of the groups of a step, rounded to float32: [chunk], each [stream][group]. high: what of_line made. */
-  static inline __attribute__((always_inline)) void groups(const __m512i* high, const __m512i* low, __m512* t) {
-    if constexpr (!kWide) {
+  /* The sums of the groups of a step, rounded to float32: [chunk], each [stream][group].
+   *   high, low  what of_line made
+   *   x          the first line of the step */
+  static inline __attribute__((always_inline)) void groups(const __m512i* high, const __m512i* low, const L& x,
+                                                           __m512* t) {
+    if constexpr (kLate && !kWide && kCenter<BITS> != 0) {
+      t[0] = _mm512_cvtepi32_ps(_mm512_add_epi32(tree(high), four(x.start[0])));
+    } else if constexpr (!kWide) {
 #pragma GCC unroll 4
       for (int c = 0; c < kChunks; ++c) t[c] = _mm512_cvtepi32_ps(kChunks > 1 ? high[c] : tree(high));
     } else if constexpr (kParts) {
-      const __m512i h = tree(high), l = tree(low);
+      const __m512i h = _mm512_add_epi32(tree(high), four(x.start[0]));
+      const __m512i l = _mm512_add_epi32(tree(low), four(x.start[1]));
       const __m512i rest = _mm512_and_si512(_mm512_slli_epi32(h, 8), _mm512_set1_epi32(0xffff));
       t[0] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_srai_epi32(h, 8)), _mm512_set1_ps(65536.0f),
                              _mm512_cvtepi32_ps(_mm512_add_epi32(rest, l)));
@@ -188,8 +195,8 @@ struct Vnni {
     }
   }
 
-  /* A line as quads minus their centers (with halves of 16 bits apart, where a group needs that), or, where groups are
-   * smaller than quads, as chunks. */
+  /* A line as quads, minus their centers unless groups get these later (with halves of 16 bits apart, where a group
+   * needs that), or, where groups are smaller than quads, as chunks. */
   static inline __attribute__((always_inline)) void of_line(const __m512i (&packed)[kStreams], const L& x,
                                                             __m512i* high, __m512i* low) {
     __m512i s[kStreams], l[kStreams];
@@ -213,9 +220,9 @@ struct Vnni {
       }
     } else {
       *high = quads(s);
-      if constexpr (kCenter<BITS> != 0) *high = _mm512_add_epi32(*high, four(x.start[0]));
+      if constexpr (kCenter<BITS> != 0 && !kLate) *high = _mm512_add_epi32(*high, four(x.start[0]));
       if constexpr (kParts) {
-        *low = _mm512_add_epi32(quads(l), four(x.start[1]));
+        *low = quads(l);
       } else if constexpr (kWide) {
         *low = _mm512_and_si512(*high, _mm512_set1_epi32(0xffff));
         *high = _mm512_srai_epi32(*high, 16);
@@ -326,6 +333,7 @@ struct Vnni {
     auto step = [&](bool full, bool split) __attribute__((always_inline)) {
       __m512i high[ONE ? 1 : kSmallRows][kLines > kChunks ? kLines : kChunks];
       __m512i low[ONE ? 1 : kSmallRows][kLines];
+      const L* first = x;
 #pragma GCC unroll 8
       for (int i = 0; i < kLines; ++i, byte += 64) {
         __m512i packed[kStreams];
@@ -349,7 +357,7 @@ struct Vnni {
       }
       for (int m = 0; m < count; ++m) {
         __m512 t[kChunks];
-        groups(high[m], low[m], t);
+        groups(high[m], low[m], first[m], t);
         if constexpr (!ONE) sum = acc[m];
         if (split) {
           const __m512 zero = _mm512_setzero_ps();
@@ -460,6 +468,20 @@ struct Vnni {
     }
   }
 
+  /* Of `n_lines` lines, `rows` apart: in the first of each step, what counts for its four groups. */
+  static void centers_of_groups(L* lines, int64_t n_lines, int64_t rows) {
+    constexpr int kQuads = WORDS / 4;
+    for (int64_t i = 0; i < n_lines; i += kLines) {
+      for (int part = 0; part < (kParts ? 2 : 1); ++part) {
+        int32_t sum[4] = {0};
+        for (int64_t q = 0; q < 4 * min64(kLines, n_lines - i); ++q) {
+          sum[q / kQuads] += lines[(i + q / 4) * rows].start[part][q % 4];
+        }
+        memcpy(lines[i * rows].start[part], sum, sizeof sum);
+      }
+    }
+  }
+
   /* Lines of a row that is followed by itself, of which the first `n_lines`, without what follows, are there. */
   static void double_lines(L* lines, int64_t n_lines) {
     const int64_t middle = n_lines - 1; /* half full */
@@ -501,6 +523,7 @@ struct Vnni {
       float* t = totals + at * total_stride;
       for (int64_t g = n_groups; g < total_stride; ++g) t[g] = 0;
       make_planes<BITS>(x, p.k, p.group, unit[at], lines + at, p.rows, t);
+      if constexpr (kLate && kCenter<BITS> != 0) centers_of_groups(lines + at, n_lines, p.rows);
     });
     if (!fit) return;
     if (fit < p.rows) { /* close the gaps */
