@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from . import install, native
+from . import install, joined_pages, native
 from .integrations import scope
 from .joined import JoinedAttention, free_kernels, whole_layer
 from .joined_steps import Parts, Unjoinable, children, links, normed
@@ -130,6 +130,8 @@ def find(model: Any, session: Any) -> list[Found]:
     """The site of the model's stack with the core's offer, once its layers are joined; none if it cannot be."""
     if session.device != "cpu" or not native.available() or not host_of(model):
         return []
+    from mlx.utils import tree_flatten
+
     paths = {d.site.path: d.site.signature for d in session.report.decisions if isinstance(d.site, JoinSite)}
     sites = {id(module): paths[path] for path, module in sorted_modules(model) if path in paths}
     found = []
@@ -150,6 +152,11 @@ def find(model: Any, session: Any) -> list[Found]:
             out_dtype=plan.out,
         )  # fmt: skip
         found.append(Found(site, module, offer=_offer(plan, id(model))))
+    if found:
+        flat: Any = tree_flatten(model.parameters())
+        arrays = [a for _, a in flat]
+        if sum(a.nbytes for a in arrays) <= MOST_BYTES:
+            joined_pages.collapse(arrays)
     return found
 
 
