@@ -4,7 +4,7 @@
 // A threadgroup of four SIMD groups makes ROWS, 32 or 64, rows of 64 columns, each SIMD group half of the rows and of
 // the columns. It takes 32 values of k at a time: those of x's rows and of the weights' columns lie in threadgroup
 // memory in blocks of 8 rows (columns) and 8 values of k, which are 64 values of T in a row. A matrix is one block, so
-// that its load is 64 neighbours; what a lane puts there is 8 neighbours.
+// that its load is 64 neighbours; what a lane puts there is four.
 //
 // Matrices of T multiply exactly and are added in float. The place of a matrix's elements in `thread_elements()` is not
 // in Metal's specification; it is the same on all of Apple's GPUs since M1:
@@ -12,70 +12,84 @@
 
 constant constexpr int TILE_COLUMNS = 64, TILE_DEEP = 32;
 
-// Where the block's part of a row or column begins that has values [k, k + 8) of a step, in vectors of four.
+// Where four values [k, k + 4) of a row or column are, in vectors of four.
 METAL_FUNC int tile_at(int row, int k) {
-  return (row / 8 * (TILE_DEEP / 8) + k / 8) * 16 + row % 8 * 2;
+  return (row / 8 * (TILE_DEEP / 8) + k / 8) * 16 + row % 8 * 2 + k % 8 / 4;
 }
 
-// Eight values to the block.
 template <typename T>
 METAL_FUNC void tile_put(threadgroup vec<T, 4>* to, thread const T* values) {
-#pragma unroll
-  for (int h = 0; h < 2; h++) {
-    vec<T, 4> v;
-    v.x = values[4 * h];
-    v.y = values[4 * h + 1];
-    v.z = values[4 * h + 2];
-    v.w = values[4 * h + 3];
-    to[h] = v;
-  }
+  vec<T, 4> v;
+  v.x = values[0];
+  v.y = values[1];
+  v.z = values[2];
+  v.w = values[3];
+  to[0] = v;
 }
 
-// The share of x that a lane brings: RUN neighbouring places of one row, from `first` on.
+// The share of x that a lane brings: four places of each of COUNT rows, so that eight lanes have a row's neighbours.
 template <int ROWS>
 struct TileX {
-  static constant constexpr int RUN = ROWS / 4, LANES = TILE_DEEP / RUN;
-  static METAL_FUNC int row(int thread_index) {
-    return thread_index / LANES;
+  static constant constexpr int COUNT = ROWS / 16;
+  static METAL_FUNC int row(int thread_index, int i) {
+    return i * 16 + thread_index / 8;
   }
-  static METAL_FUNC int first(int thread_index) {
-    return thread_index % LANES * RUN;
+  static METAL_FUNC int place(int thread_index) {
+    return thread_index % 8 * 4;
   }
 };
 
-// Fetches it, before the barrier behind which the tile may be written. x: the lane's row from the group's first value
-// of k on. place: of the step in the group. ORDER::k_of(place) is the value of k in a group that lies at this place.
-template <typename T, int ROWS, typename ORDER, typename X>
-METAL_FUNC void tile_fetch_x(thread T* held, X x, int place, int thread_index) {
+// Where these rows begin; beyond the end it is the last one again.
+template <int ROWS>
+METAL_FUNC void tile_rows(thread long* rows, int m_begin, int m_end, int k_end, int thread_index) {
 #pragma unroll
-  for (int i = 0; i < TileX<ROWS>::RUN; i++) {
-    held[i] = T(x[ORDER::k_of(place + TileX<ROWS>::first(thread_index) + i)]);
+  for (int i = 0; i < TileX<ROWS>::COUNT; i++) {
+    rows[i] = long(min(m_begin + TileX<ROWS>::row(thread_index, i), m_end - 1)) * k_end;
+  }
+}
+
+// Fetches the share, before the barrier behind which the tile may be written. x: from the group's first value of k on.
+// place: of the step in the group. ORDER::k_of(place) is the value of k in a group that lies at this place of it.
+template <typename T, int ROWS, typename ORDER, typename X>
+METAL_FUNC void tile_fetch_x(thread T* held, X x, thread const long* rows, int place, int thread_index) {
+#pragma unroll
+  for (int i = 0; i < TileX<ROWS>::COUNT; i++) {
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      held[4 * i + j] = T(x[rows[i] + ORDER::k_of(place + TileX<ROWS>::place(thread_index) + j)]);
+    }
   }
 }
 
 template <typename T, int ROWS>
 METAL_FUNC void tile_put_x(threadgroup vec<T, 4>* tile, thread const T* held, int thread_index) {
 #pragma unroll
-  for (int i = 0; i < TileX<ROWS>::RUN; i += 8) {
-    tile_put<T>(tile + tile_at(TileX<ROWS>::row(thread_index), TileX<ROWS>::first(thread_index) + i), held + i);
+  for (int i = 0; i < TileX<ROWS>::COUNT; i++) {
+    tile_put<T>(tile + tile_at(TileX<ROWS>::row(thread_index, i), TileX<ROWS>::place(thread_index)), held + 4 * i);
   }
 }
 
-// Sums of rows of x over a group, by the lanes that bring them: `sums` are ROWS / 32, of eight values of each step, so
-// that they are the same for any ROWS.
+// Sums of rows of x over a group: of the share, and of the whole, which all lanes of a SIMD group make together.
 template <typename T, int ROWS>
 METAL_FUNC void tile_add_x(thread float* sums, thread const T* held) {
 #pragma unroll
-  for (int i = 0; i < TileX<ROWS>::RUN; i++) {
-    sums[i / 8] += float(held[i]);
+  for (int i = 0; i < 4 * TileX<ROWS>::COUNT; i++) {
+    sums[i / 4] += float(held[i]);
   }
 }
-
-// The row's sum, in every lane that has a part of it. All lanes of the SIMD group together.
 template <int ROWS>
-METAL_FUNC float tile_sum_x(thread const float* sums) {
-  const float pair = ROWS == 64 ? sums[0] + sums[ROWS / 64] : sums[0] + simd_shuffle_xor(sums[0], 1);
-  return pair + simd_shuffle_xor(pair, ushort(TileX<ROWS>::LANES / 2));
+METAL_FUNC void tile_put_sums(threadgroup float* totals, thread const float* sums, int thread_index) {
+#pragma unroll
+  for (int i = 0; i < TileX<ROWS>::COUNT; i++) {
+    float sum = sums[i];
+#pragma unroll
+    for (int s = 1; s < 8; s *= 2) {
+      sum += simd_shuffle_xor(sum, ushort(s));
+    }
+    if (thread_index % 8 == 0) {
+      totals[TileX<ROWS>::row(thread_index, i)] = sum;
+    }
+  }
 }
 
 // What a SIMD group makes: DOWN x 4 matrices. Its first row and column in the tile, and the lane's in a matrix.

@@ -12,7 +12,7 @@ template <typename T, typename O, int BITS, int GS, int TILE_ROWS, int SYMMETRIC
   uint simdgroup_index_in_threadgroup [[simdgroup_index_in_threadgroup]],
   uint thread_index_in_simdgroup [[thread_index_in_simdgroup]],
   uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
-#line 156 "affine_qmm_simd.metal"
+#line 157 "affine_qmm_simd.metal"
 threadgroup vec<T, 4> xs[TILE_ROWS * 8];
 threadgroup vec<T, 4> ws[TILE_COLUMNS * 8];
 threadgroup float totals[TILE_ROWS];

@@ -11,7 +11,7 @@ template <typename T, typename O, int GS, int TILE_ROWS, bool HAS_BIAS>
   uint simdgroup_index_in_threadgroup [[simdgroup_index_in_threadgroup]],
   uint thread_index_in_simdgroup [[thread_index_in_simdgroup]],
   uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
-#line 109 "t5_qmm_simd.metal"
+#line 110 "t5_qmm_simd.metal"
 threadgroup vec<T, 4> xs[TILE_ROWS * 8];
 threadgroup vec<T, 4> ws[TILE_COLUMNS * 8];
 int m_end = 1;

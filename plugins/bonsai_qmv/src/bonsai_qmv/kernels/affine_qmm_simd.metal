@@ -69,21 +69,25 @@ METAL_FUNC void affine_qmm_simd(XP x, WP w, SP scales, SP biases, BP bias, devic
   constexpr bool CENTRED = SYMMETRIC > 0 && SYMMETRIC <= (2 << BITS), OFFSETS = !WHOLE && !CENTRED;
   constexpr float MIDDLE = CENTRED ? 0.5f * float(SYMMETRIC) : 0.0f;
   const int thread_index = simd_group * 32 + lane, groups = k_end / GS, words = k_end / 32 * BITS;
-  // The lane's row of x, and 16 codes of a column. Beyond the ends it is the last one again, which is not stored.
-  const XP row = x + long(min(m_begin + Row::row(thread_index), m_end - 1)) * k_end;
+  // 16 values of x, and 16 codes of a column. Beyond the ends it is the last one again, which is not stored.
+  long rows[Row::COUNT];
+  tile_rows<TILE_ROWS>(rows, m_begin, m_end, k_end, thread_index);
   const int own = thread_index / 2, half_of_step = thread_index % 2, column = min(n_begin + own, n_end - 1);
   const WP column_words = w + long(column) * words;
   const WP pair_words = w + long(min(n_begin + simd_group * 16 + lane % 16, n_end - 1)) * words;
   simdgroup_matrix<float, 8, 8> sums[Sums::DOWN][4], dots[Sums::DOWN][4];
   tile_clear<TILE_ROWS>(sums);
-  T held[Row::RUN];
+  T held[4 * Row::COUNT];
   uint codes[2];
-  float total[2];
+  float total[Row::COUNT];
   float scale = 0.0f, offset = 0.0f;
   for (int step = 0; step < groups * STEPS; step++) {
     const int group = step / STEPS, part = step % STEPS;
     if (part == 0) {
-      total[0] = total[1] = 0.0f;
+#pragma unroll
+      for (int i = 0; i < Row::COUNT; i++) {
+        total[i] = 0.0f;
+      }
       if (!WHOLE) {
         tile_clear<TILE_ROWS>(dots);
       }
@@ -96,20 +100,20 @@ METAL_FUNC void affine_qmm_simd(XP x, WP w, SP scales, SP biases, BP bias, devic
         }
       }
     }
-    tile_fetch_x<T, TILE_ROWS, InOrder>(held, row + group * GS, part * TILE_DEEP, thread_index);
+    tile_fetch_x<T, TILE_ROWS, InOrder>(held, x + group * GS, rows, part * TILE_DEEP, thread_index);
     fetch_codes<BITS>(codes, column_words + step * WORDS, pair_words + step * WORDS, half_of_step, lane);
     // Until all have multiplied the last step.
     threadgroup_barrier(mem_flags::mem_threadgroup);
     tile_put_x<T, TILE_ROWS>(xs, held, thread_index);
 #pragma unroll
-    for (int v = 0; v < 2; v++) {
-      T values[8];
+    for (int v = 0; v < 16; v += 4) {
+      T values[4];
 #pragma unroll
-      for (int j = 0; j < 8; j++) {
-        const float code = code_of<BITS>(codes, 8 * v + j) - MIDDLE;
+      for (int j = 0; j < 4; j++) {
+        const float code = code_of<BITS>(codes, v + j) - MIDDLE;
         values[j] = T(!WHOLE ? code : CENTRED ? code * scale : fma(code, scale, offset));
       }
-      tile_put<T>(ws + tile_at(own, half_of_step * 16 + 8 * v), values);
+      tile_put<T>(ws + tile_at(own, half_of_step * 16 + v), values);
     }
     if (OFFSETS) {
       tile_add_x<T, TILE_ROWS>(total, held);
@@ -122,10 +126,7 @@ METAL_FUNC void affine_qmm_simd(XP x, WP w, SP scales, SP biases, BP bias, devic
         factors[own] = f;
       }
       if (OFFSETS) {
-        const float sum = tile_sum_x<TILE_ROWS>(total);
-        if (Row::first(thread_index) == 0) {
-          totals[Row::row(thread_index)] = sum;
-        }
+        tile_put_sums<TILE_ROWS>(totals, total, thread_index);
       }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);

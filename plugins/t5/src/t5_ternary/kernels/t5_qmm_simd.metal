@@ -54,13 +54,14 @@ METAL_FUNC void t5_qmm_simd(XP x, WP w, SP scales, BP bias, device O* y, threadg
   typedef TileX<TILE_ROWS> Row;
   constexpr int STEPS = GS / TILE_DEEP, RUNS = GS / 16, BYTES = 3 * RUNS + GS / 64;
   const int thread_index = simd_group * 32 + lane, groups = k_end / GS;
-  // The lane's row of x, and 16 weights of a column. Beyond the ends it is the last one again, which is not stored.
-  const XP row = x + long(min(m_begin + Row::row(thread_index), m_end - 1)) * k_end;
+  // 16 values of x, and 16 weights of a column. Beyond the ends it is the last one again, which is not stored.
+  long rows[Row::COUNT];
+  tile_rows<TILE_ROWS>(rows, m_begin, m_end, k_end, thread_index);
   const int own = thread_index / 2, half_of_step = thread_index % 2, column = min(n_begin + own, n_end - 1);
   const WP bytes = w + long(column) * (groups * BYTES);
   simdgroup_matrix<float, 8, 8> sums[TileSums<TILE_ROWS>::DOWN][4];
   tile_clear<TILE_ROWS>(sums);
-  T held[Row::RUN];
+  T held[4 * Row::COUNT];
   uint rest = 0;
   float scale = 0.0f;
   for (int step = 0; step < groups * STEPS; step++) {
@@ -75,7 +76,7 @@ METAL_FUNC void t5_qmm_simd(XP x, WP w, SP scales, BP bias, device O* y, threadg
       }
       rest = rest_of<GS>(simd_shuffle(rest, ushort(lane / 2 * 2)));
     }
-    tile_fetch_x<T, TILE_ROWS, RunsOrder<GS>>(held, row + group * GS, step % STEPS * TILE_DEEP, thread_index);
+    tile_fetch_x<T, TILE_ROWS, RunsOrder<GS>>(held, x + group * GS, rows, step % STEPS * TILE_DEEP, thread_index);
     uint fetched[3];
 #pragma unroll
     for (int i = 0; i < 3; i++) {
@@ -91,13 +92,13 @@ METAL_FUNC void t5_qmm_simd(XP x, WP w, SP scales, BP bias, device O* y, threadg
     }
     trits[15] = float((rest >> (2 * run)) & 3u) - 1.0f;
 #pragma unroll
-    for (int v = 0; v < 2; v++) {
-      T values[8];
+    for (int v = 0; v < 16; v += 4) {
+      T values[4];
 #pragma unroll
-      for (int j = 0; j < 8; j++) {
-        values[j] = T(trits[8 * v + j] * scale);
+      for (int j = 0; j < 4; j++) {
+        values[j] = T(trits[v + j] * scale);
       }
-      tile_put<T>(ws + tile_at(own, half_of_step * 16 + 8 * v), values);
+      tile_put<T>(ws + tile_at(own, half_of_step * 16 + v), values);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     tile_multiply<T, TILE_ROWS>(sums, xs, ws, simd_group);
