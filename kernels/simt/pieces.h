@@ -1,5 +1,5 @@
-// Pieces of work of a threadgroup that makes tiles of columns: an octet of groups of one tile each, which its SIMD groups
-// take in turns. Included by kernels that fetch pieces ahead.
+// Pieces of work of a threadgroup that makes tiles of columns: an octet of groups of one tile each, which its SIMD
+// groups take in turns. Included by kernels that fetch pieces ahead.
 
 // Tiles first, first + step ... of `tiles`, `at_once` of them in a turn, of `octets` pieces each.
 struct Pieces {

@@ -192,6 +192,31 @@ METAL_FUNC void mma_bits_first(int* d, uint a0, uint a1, uint b, ushort) {
       : "r"(a0), "r"(a1), "r"(b), "r"(0));
 }
 
+//: mma_bytes
+METAL_FUNC void mma_bytes(int* d, uint a0, uint a1, uint a2, uint a3, uint b0, uint b1, ushort) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+METAL_FUNC void mma_bytes(int* d, uint a0, uint a1, uint b, ushort) {
+  asm("mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+      : "r"(a0), "r"(a1), "r"(b));
+}
+
+//: even_bytes bytes_as_halves f16_pair_times_plus
+METAL_FUNC uint even_bytes(uint a, uint b) {
+  return __byte_perm(a, b, 0x6420);
+}
+METAL_FUNC uint bytes_as_halves(uint w, bool upper) {
+  return __byte_perm(w, 0x65u, upper ? 0x4342u : 0x4140u);
+}
+METAL_FUNC uint f16_pair_times_plus(uint v, uint k, uint c) {
+  uint r;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(v), "r"(k), "r"(c));
+  return r;
+}
+
 //: popcount
 METAL_FUNC uint popcount(uint v) {
   return __popc(v);

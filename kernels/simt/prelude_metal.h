@@ -139,8 +139,8 @@ METAL_FUNC void mma_16x8x16_first(thread float* d, uint a0, uint a1, uint a2, ui
 }
 
 //: mma_bits_first
-// d (16x8 int) = number of bits that rows of a (16x128 bits) and columns of b (128x8 bits) share, by all lanes of a SIMD
-// group. Lane l holds, with r = l / 4 and q = l % 4:
+// d (16x8 int) = number of bits that rows of a (16x128 bits) and columns of b (128x8 bits) share, by all lanes of a
+// SIMD group. Lane l holds, with r = l / 4 and q = l % 4:
 //   a0: row r, bits 32q ... 32q+31   a1: row r+8, same   b: column r, same
 //   d0, d1: row r, columns 2q, 2q+1     d2, d3: row r+8, same
 METAL_FUNC void mma_bits_first(thread int* d, uint a0, uint a1, uint b, ushort lane) {
@@ -154,6 +154,52 @@ METAL_FUNC void mma_bits_first(thread int* d, uint a0, uint a1, uint b, ushort l
     d[2] += popcount(down & left);
     d[3] += popcount(down & right);
   }
+}
+
+//: mma_bytes
+// d (16x8 int) += a (16x32 bytes without sign) b (32x8 bytes with sign), by all lanes of a SIMD group. Lane l holds,
+// four values in a word, the lowest byte first, with r = l / 4 and q = l % 4:
+//   a0: row r, columns 4q ... 4q+3   a1: row r+8, same   a2: row r, columns 4q+16 ...   a3: row r+8, same
+//   b0: rows 4q ... 4q+3 of column r   b1: rows 4q+16 ... of column r
+//   d0, d1: row r, columns 2q, 2q+1     d2, d3: row r+8, same
+// With one word of b a is 16x16, a0 and a1.
+METAL_FUNC int dot_bytes(uint a, uint b) {
+  int sum = 0;
+  for (int i = 0; i < 32; i += 8) {
+    sum += int(a >> i & 0xffu) * (int(b << (24 - i)) >> 24);
+  }
+  return sum;
+}
+METAL_FUNC void mma_bytes(thread int* d, uint a0, uint a1, uint b, ushort lane) {
+  const ushort row = lane / 4 * 4, col = lane % 4 * 8;
+  for (ushort i = 0; i < 4; i++) {
+    const uint up = simd_shuffle(a0, ushort(row + i)), down = simd_shuffle(a1, ushort(row + i));
+    const uint left = simd_shuffle(b, ushort(col + i)), right = simd_shuffle(b, ushort(col + 4 + i));
+    d[0] += dot_bytes(up, left);
+    d[1] += dot_bytes(up, right);
+    d[2] += dot_bytes(down, left);
+    d[3] += dot_bytes(down, right);
+  }
+}
+METAL_FUNC void mma_bytes(thread int* d, uint a0, uint a1, uint a2, uint a3, uint b0, uint b1, ushort lane) {
+  mma_bytes(d, a0, a1, b0, lane);
+  mma_bytes(d, a2, a3, b1, lane);
+}
+
+//: even_bytes bytes_as_halves f16_pair_times_plus
+// Bytes 0 and 2 of a, then of b. The lower or upper two bytes of a word as halves 1280 + byte. v * k + c for two halves
+// in each word, rounded once.
+METAL_FUNC uint even_bytes(uint a, uint b) {
+  return (a & 0xffu) | (a >> 8 & 0xff00u) | (b & 0xffu) << 16 | (b << 8 & 0xff000000u);
+}
+METAL_FUNC uint bytes_as_halves(uint w, bool upper) {
+  const uint v = upper ? w >> 16 : w;
+  return (v & 0xffu) | (v & 0xff00u) << 8 | 0x65006500u;
+}
+METAL_FUNC uint f16_pair_times_plus(uint v, uint k, uint c) {
+  const half2 a = as_type<half2>(v), b = as_type<half2>(k), d = as_type<half2>(c);
+  const half low = half(fma(float(a.x), float(b.x), float(d.x))), high = half(fma(float(a.y), float(b.y), float(d.y)));
+  return as_type<uint>(half2(low, high));
 }
 
 //: copy_words copies_end copies_wait

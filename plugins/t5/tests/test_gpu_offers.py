@@ -34,14 +34,18 @@ def generations(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, ...]]:
 @pytest.mark.parametrize(
     ("facts", "names"),
     [
-        ({}, ["packed_mma_cuda", "packed_qmm_cuda"]),
-        (dict.fromkeys(("x_dtype", "scales_dtype", "out_dtype"), "bfloat16"), ["packed_mma_cuda", "packed_qmm_cuda"]),
+        ({}, ["packed_cuda", "packed_qmm_cuda"]),
+        ({"k": 512}, ["packed_mma_cuda", "packed_cuda", "packed_qmm_cuda"]),
+        (
+            {"k": 512, **dict.fromkeys(("x_dtype", "scales_dtype", "out_dtype"), "bfloat16")},
+            ["packed_mma_cuda", "packed_cuda", "packed_qmm_cuda"],
+        ),
         ({"x_dtype": "float32", "out_dtype": "float32"}, ["packed_cuda"]),
         ({"scales_dtype": "bfloat16", "out_dtype": "float32"}, ["packed_cuda"]),
         ({"k": 128 * 4096}, ["packed_cuda", "packed_qmm_cuda"]),
         ({"device": "metal"}, ["packed_metal", "packed_qmm_metal"]),
         ({"device": "metal", "x_dtype": "float32", "out_dtype": "float32"}, ["packed_metal", "packed_qmm_metal"]),
-        ({"kind": "embedding"}, ["packed_mma_cuda", "packed_qmm_cuda"]),
+        ({"kind": "embedding", "k": 1024}, ["packed_mma_cuda", "packed_cuda", "packed_qmm_cuda"]),
         ({"kind": "switch"}, []),
         ({"mode": "affine"}, []),
     ],
@@ -49,7 +53,7 @@ def generations(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, ...]]:
 def test_one_family_of_kernels_for_a_layer(generations, facts, names) -> None:
     made = plugin.select_linear(site(**facts)) or []
     assert [o.name for o in made] == names
-    assert [o.rows for o in made] == [(1, 16), (17, None)][: len(made)]
+    assert [o.rows for o in made] == [(17, None) if "qmm" in name else (1, 16) for name in names]
     assert all(o.row_invariant and o.exactness == "rounding" for o in made)
     # 26 bytes and a scale for each group, x and y.
     if not facts:
@@ -105,9 +109,9 @@ class Model(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed = fill(T5Embedding(16, 256), 3)
-        self.plain, self.biased = linear(256, 256), linear(256, 256, True, 1)
-        self.small = linear(256, 256, False, 2, 64)
+        self.embed = fill(T5Embedding(16, 512), 3)
+        self.plain, self.biased = linear(512, 512), linear(512, 512, True, 1)
+        self.small = linear(512, 512, False, 2, 64)
 
     def __call__(self, ids: mx.array) -> mx.array:
         x = self.embed(ids)

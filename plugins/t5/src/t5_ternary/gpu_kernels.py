@@ -80,11 +80,10 @@ def _mma_eligible(*, group_size: int, x_dtype: str, scales_dtype: str, k: int, n
 
 def _mma_bytes(rows: int, room: int, items: int, simd_groups: int, depth: int, group_size: int) -> int:
     groups = 1024 // group_size
-    slots = room * rows * 3 * (groups * (7 if group_size == 128 else 4) + 1)
-    return (
-        16 * slots + _ceil(4 * slots, 16) * 16 + _ceil(12 * room * groups * rows, 16) * 16 + 64 * items * rows
-        + (3328 + 32768 // group_size) * simd_groups * depth
-    )  # fmt: skip
+    slots = room * rows * 3 * (groups * (7 if group_size == 128 else 4) + 4)
+    x = 16 * slots + _ceil(4 * slots, 16) * 16
+    facts = _ceil(8 * room * groups * rows, 16) * 16 + _ceil(4 * room * groups * rows, 16) * 16
+    return x + facts + 64 * items * rows + (3328 + 32768 // group_size) * simd_groups * depth
 
 
 def _mma_shape(rows: int, k: int, group_size: int, device: str, simd_groups: int = 0, depth: int = 0
@@ -92,7 +91,8 @@ def _mma_shape(rows: int, k: int, group_size: int, device: str, simd_groups: int
     """(Rows of x in one pass over the weights, SIMD groups, pieces that each has memory for, pieces at a time): 0 rows
     if not even one has room."""
     octets, best = _ceil(k, 1024), (0, 0, 0, 0)
-    for groups, pieces in [(simd_groups, depth or 2)] if simd_groups else [(g, 2) for g in (*range(15, 7, -1), 4, 2, 1)]:
+    shapes = [(simd_groups, depth or 2)] if simd_groups else [(g, 2) for g in (*range(12, 7, -1), 4, 2, 1)]
+    for groups, pieces in shapes:
         def fits(r: int, items: int, groups: int = groups, pieces: int = pieces) -> bool:
             # x is where pieces will be later.
             room = 2048 * octets * r <= (3328 + 32768 // group_size) * groups

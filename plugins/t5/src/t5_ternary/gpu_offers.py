@@ -23,10 +23,16 @@ from .layout import packed_columns
 if TYPE_CHECKING:
     import mlx.core as mx
 
+#: Sums of fewer products are not exact enough in integers of 22 bits for most activations.
+LEAST_K = 512
+#: Share of weights of zero in a row, and ratio of two scales of a row, times 16.
+MOST_ZEROS, RATIOS = 0.45, (16, 24, 32, 48, 64, 96, 128)
+MOST_RATIO = RATIOS[-1] // 16
+
+#: The kernel that asks more of weights than their format, and may decline when it sees them: offered besides another.
+MMA = Family("packed_mma", T5_MMA, "cuda", (8, 0), (1, 2, 4, 8, 16), 20, "matrix instructions on bytes")
 #: In order: a layer gets the first family that serves it.
 FAMILIES = (
-    # On sm_80 and later a matrix instruction takes 16x8x16 values.
-    Family("packed_mma", T5_MMA, "cuda", (8, 0), (1, 2, 4, 8, 16), 20, "matrix instructions"),
     Family("packed", T5_QMV, "cuda", (7, 0), (1, 2, 4, 8, 16), 10, "decoded in registers"),
     Family("packed", T5_QMV, "metal", (13,), tuple(range(1, MOST_ROWS + 1)), 10, "decoded in registers"),
 )
@@ -47,19 +53,23 @@ def offers(site: LinearSite) -> list[Offer]:
     family = simt.family_for(FAMILIES, facts)
     if family is None:
         return []
+    chosen = [family]
+    if site.k >= LEAST_K and simt.family_for([MMA], facts):
+        chosen.insert(0, MMA)
     groups = site.n * site.k // site.group_size
     weights = site.n * packed_columns(site.k, site.group_size) + groups * itemsize(site.scales_dtype)
     found = [
         Offer(
-            name=f"{family.name}_{site.device}",
-            build=functools.partial(build, family=family, site=site),
+            name=f"{f.name}_{site.device}",
+            build=functools.partial(build, family=f, site=site),
             rows=(1, MOST_ROWS),
             exactness="rounding",
             row_invariant=True,
             bytes_moved=weights + site.k * itemsize(site.x_dtype) + site.n * itemsize(site.out_dtype),
-            preference=family.preference,
-            note=f"1.625 bits a weight and its scale, groups of {site.group_size}, {family.note}",
+            preference=f.preference,
+            note=f"1.625 bits a weight and its scale, groups of {site.group_size}, {f.note}",
         )
+        for f in chosen
     ]
     if many := many_rows(facts):
         found.append(
@@ -100,8 +110,40 @@ def build(
     shapes = {"w": (site.n, packed_columns(site.k, site.group_size)), "scales": (site.n, site.k // site.group_size)}
     check_shapes(family.kernel, shapes, {"w": weight, "scales": scales})
     facts = facts_of(site)
+    if family is MMA:
+        facts["ratio"] = ratio_of(scales, zeros_of(weight, site.k, site.group_size))
     # What is not read is not bound either: anything of its type stands for it.
     return product(family, facts, (weight, scales, module["bias"] if facts["has_bias"] else scales), many)
+
+
+def zeros_of(weight: mx.array, k: int, group_size: int) -> float:
+    """The largest share of weights of zero in a row of t5 weights (n, columns)."""
+    import mlx.core as mx
+
+    digits = [sum(byte // 3**i % 3 == 1 for i in range(5)) for byte in range(256)]
+    counts = mx.array(digits, mx.uint8)[weight].astype(mx.int32).sum(axis=1)
+    # The digits beyond the end of each group are zeros too.
+    padding = weight.shape[1] * 5 - k
+    return float(mx.max(counts).item() - padding) / k
+
+
+def ratio_of(scales: mx.array, zeros: float) -> int:
+    """What t5_mma.metal calls RATIO: 16 times the largest ratio of two scales (n, groups) of a row, or a bit more.
+
+    Raises ValueError where the kernel would not keep the bound of `rounding`: with scales that differ more than
+    MOST_RATIO times or are zero beside others, or more zeros than half of a row's largest numbers may meet.
+    """
+    import mlx.core as mx
+
+    size = mx.abs(scales.astype(mx.float32))
+    low, high = mx.min(size, axis=1), mx.max(size, axis=1)
+    ratio = float(mx.max(mx.where(high == 0, 1.0, high / low)).item())
+    if not ratio <= MOST_RATIO:
+        raise ValueError(f"scales of a row differ {ratio:.3g} times; the kernel is exact enough up to {MOST_RATIO}")
+    if zeros > MOST_ZEROS:
+        raise ValueError(f"{zeros:.0%} of a row are zero; the kernel is exact enough up to {MOST_ZEROS:.0%}")
+    # Few different ones, to compile less.
+    return next(r for r in RATIOS if ratio * 16 <= r)
 
 
 def product(

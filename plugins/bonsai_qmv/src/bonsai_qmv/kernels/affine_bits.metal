@@ -3,8 +3,8 @@
 //
 //   y[m, n] = sum_k x[m, k] * (scales[n, k / 128] * code[n, k] + biases[n, k / 128])  (+ bias[n])
 //
-// Inputs     x (..., K) of T: half or bfloat; w (N, K / 32) uint; scales, biases (N, K / 128) of S; bias (N) of B: as in
-//            affine_qmv.metal, biases unread if SYMMETRIC, bias unread unless HAS_BIAS
+// Inputs     x (..., K) of T: half or bfloat; w (N, K / 32) uint; scales, biases (N, K / 128) of S; bias (N) of B: as
+//            in affine_qmv.metal, biases unread if SYMMETRIC, bias unread unless HAS_BIAS
 // Output     y (..., N) of O
 //
 // Template   ROWS 1, 2, 4 or 8, rows of x at a time; ROOM octets of groups have room in threadgroup memory, at least
@@ -24,14 +24,15 @@
 //            of 16 columns is a piece of work; SIMD groups take them in turns
 // Threadgroup memory   SIMD_GROUPS * 2304 bytes; ITEMS * 64 * ROWS; and for each octet with room ROWS * (3072 + 160)
 //
-// Plane p of a group is bit p of all its v + 2^22, and plane 23, which counts for -2^22, has all bits; what it adds up to over the codes that are 1 is the number of bits that both
-// have. A matrix instruction takes 16 columns and 8 planes of one group. Lane (r, q) of 8 x 4 is given its sums of
-// columns r and r + 8 for planes 6 q ... 6 q + 5 by three of them, which it puts together with shifts.
+// Plane p of a group is bit p of all its v + 2^22, and plane 23, which counts for -2^22, has all bits; what it adds up
+// to over the codes that are 1 is the number of bits that both have. A matrix instruction takes 16 columns and 8 planes
+// of one group. Lane (r, q) of 8 x 4 is given its sums of columns r and r + 8 for planes 6 q ... 6 q + 5 by three of
+// them, which it puts together with shifts.
 
 #include "pieces.h"
 
-// 16 words as two matrices of 16 x 16 bits, their lower and their higher halves, each transposed: bit k of half h of word
-// i becomes bit i of half h of word k.
+// 16 words as two matrices of 16 x 16 bits, their lower and their higher halves, each transposed: bit k of half h of
+// word i becomes bit i of half h of word k.
 METAL_FUNC void transpose_bits(thread uint* a) {
 #pragma unroll
   for (int k = 0; k < 8; k++) {

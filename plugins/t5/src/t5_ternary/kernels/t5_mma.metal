@@ -1,5 +1,5 @@
-// Products of 1 to 8 rows with t5 weights by matrix instructions on bytes: weights of 16 columns are one operand, rows of x
-// as integers in three bytes the other.
+// Products of 1 to 4 rows with t5 weights by matrix instructions on bytes: weights of 16 columns are one operand, rows
+// of x as integers in three bytes the other.
 //
 //   y[m, n] = sum_k x[m, k] * scales[n, k / GS] * trit[n, k]  (+ bias[n])        trit in -1, 0, 1
 //
@@ -13,49 +13,60 @@
 //            are a multiple of; RATIO: scales of a row of w differ by no more than RATIO / 16 times
 // Edges      any N; any M; K is a multiple of GS; N * K / GS is less than 2^31
 // Bytes      as in t5_qmv.metal, read once for each ROWS rows of x
-// Numbers    exactness `rounding`. x in a group becomes integers v of 22 bits, x ~ v * unit with unit 2^-20 of the highest
-//            power of two in the largest number of the group (1/128 above it counts as the next one). Sums over a group
-//            are exact and meet its scale in float32. What is lost by v is a fifth of the bound or less for five standard
-//            deviations, if for the row of x
+// Numbers    exactness `rounding`. x in a group becomes integers v of 22 bits, x ~ v * unit with unit 2^-20 of the
+//            highest power of two in the largest number of the group (1/128 above it counts as the next one). Sums over
+//            a group are exact and meet its scale in float32. Five standard deviations of what v loses are within the
+//            bound if for the row of x
 //              16.4 * RATIO / 16 * sqrt(sum over groups of unit^2) <= 4 * sqrt(K) * 2^-24 * sum over groups of A
-//            where A is sum(min(|x|, c)) - GS / 2 * c with c = 2^-5 of the group's largest number: what is left of |x| if
+//            where A is sum(min(|x|, c)) - GS / 2 * c, c = 2^-5 of the group's largest number: what is left of |x| if
 //            the larger half meets weights of zero. Other rows, those with infinities and NaN among them, are summed up
 //            in float32 by all lanes. Row-invariant: no order of sums depends on M, ROWS, ROOM, ITEMS, DEPTH or
 //            SIMD_GROUPS
 // Geometry   threadgroups of 32 * SIMD_GROUPS lanes, as many as the device holds at once. Threadgroup (i, j) of (I, J)
-//            makes columns [t, t + 1) * 16 of rows [j, j + 1) * ROWS for t = i, i + I, i + 2 I ... An octet, 1024 weights
-//            or 208 bytes, of 16 columns is a piece of work; SIMD groups take them in turns (pieces.h)
-// Threadgroup memory   SIMD_GROUPS * DEPTH * (3328 + 32768 / GS) bytes, of which the last SIMD_GROUPS * (3328 + 32768 / GS)
-//            are x in the beginning: at least 2048 * ROOM * ROWS; ITEMS * 64 * ROWS; for each octet with room ROWS * (3420
-//            + 96), with GS 64 ROWS * (3900 + 192)
+//            makes columns [t, t + 1) * 16 of rows [j, j + 1) * ROWS for t = i, i + I, i + 2 I ... An octet, 1024
+//            weights or 208 bytes, of 16 columns is a piece of work; SIMD groups take them in turns (pieces.h)
+// Threadgroup memory   SIMD_GROUPS * DEPTH * (3328 + 32768 / GS) bytes, of which the last SIMD_GROUPS * (3328 + 32768 /
+//            GS) are x in the beginning: at least 2048 * ROOM * ROWS; ITEMS * 64 * ROWS; for each octet with room ROWS
+//            * (3420 + 96), with GS 64 ROWS * (3900 + 192)
 //
-// A byte b of five trits t0 ... t4 gives b, b / 3, b / 9, b / 27, b / 81 rounded down, and tj = (b / 3^j) - 3 (b / 3^(j+1)).
-// So sum tj vj = sum (b / 3^j) (vj - 3 v(j-1)): the quotients are operands as they are, and what they meet is made of x
-// once. Quotients come by one multiplication in half, two at a time: 1280 + b times a third plus 853 rounds to 1280 + b / 3,
-// whose lower byte is the quotient.
+// A byte b of five trits t0 ... t4 gives b, b / 3, b / 9, b / 27, b / 81 rounded down, and tj = (b / 3^j) - 3 (b /
+// 3^(j+1)). So sum tj vj = sum (b / 3^j) (vj - 3 v(j-1)): the quotients are operands as they are, and what they meet is
+// made of x once. Quotients come by one multiplication in half, two at a time: 1280 + b times a third plus 853 rounds
+// to 1280 + b / 3, whose lower byte is the quotient.
 //
 // Four lanes take a word each of a column, whatever group it is of: 16 bytes at a time, thirteen times, and none idles.
-// Groups lie across these steps, so sums are kept apart by the group's number modulo CLASSES, in columns of the other
-// operand that are zero where the group is of another class: 4 * (class % 2) + i for byte i of the integers. Where a group
-// ends, its sums are put together and multiplied with its scale.
+// Groups lie across these steps. What a word meets has a slot for each group that it has bytes of, with zeros for the
+// others. With one row and groups of 128, the other operand's columns 0 ... 2 are the three bytes of x's integers for
+// even groups and columns 4 ... 6 those for odd ones; else they are the bytes of two rows, and steps in which one group
+// ends and one begins are made twice. Where a group ends, its sums are put together and multiplied with its scale; even
+// and odd groups are added up apart.
 
 #include "pieces.h"
 
 template <int GS>
 struct Format {
-  // Bytes of a group, groups of an octet, and classes of groups; two groups of a class are never in one step.
-  static constant constexpr int BYTES = GS == 128 ? 26 : 13, GROUPS = 1024 / GS, CLASSES = GS == 128 ? 2 : 4;
-  // Words that have bytes of a group, and one slot for each in an octet, and one of zeros.
-  static constant constexpr int WORDS = GS == 128 ? 7 : 4, SLOTS = GROUPS * WORDS + 1;
+  // Bytes of a group, and groups of an octet.
+  static constant constexpr int BYTES = GS == 128 ? 26 : 13, GROUPS = 1024 / GS;
+  // Words that have bytes of a group, and one slot for each in an octet, and one of zeros; four more than a multiple of
+  // eight, so that lanes that take neighbouring slots of two bytes of the integers find them in different banks.
+  static constant constexpr int WORDS = GS == 128 ? 7 : 4, USED = GROUPS * WORDS, SLOTS = USED + 4;
   // Vectors of an octet's bytes and scales of 16 columns.
   static constant constexpr int SCALES = 208, VECTORS = SCALES + 2 * GROUPS;
 };
 
-// What is known of a group of a row of x.
+// What is known of a group of a row of x: its unit, and the sum of its integers.
 struct Group {
-  float unit, left;
+  float unit;
   int sum;
 };
+
+// The slot of the word that lane q of four takes in step i, for group g of the octet.
+template <int GS>
+METAL_FUNC int slot_of(int i, int g, int q) {
+  typedef Format<GS> F;
+  const int first = g * F::BYTES / 4 - 4 * i, last = ((g + 1) * F::BYTES - 1) / 4 - 4 * i;
+  return (first <= 0 || q >= first) && (last >= 3 || q <= last) ? g * F::WORDS - first + q : F::USED;
+}
 
 // Sixteen numbers of x, in turn `i` of lane `lane`; zeros beyond the end of K.
 template <int ROWS, bool VECTORS, typename XP>
@@ -72,8 +83,8 @@ METAL_FUNC void load_x(thread uint* raw, XP x, int i, int m_begin, int m_end, in
 
 // x as it is, [row][k], and groups' facts, [row][group]. `raw` is load_x of the first turn.
 template <typename T, int GS, int ROWS, int SIMD_GROUPS, bool VECTORS, typename XP>
-METAL_FUNC void look_at_x(threadgroup uint4* xs, threadgroup Group* facts, thread uint* raw, XP x, int octets,
-                          int m_begin, int m_end, int k_end, int thread_index) {
+METAL_FUNC void look_at_x(threadgroup uint4* xs, threadgroup Group* facts, threadgroup float* lefts, thread uint* raw,
+                          XP x, int octets, int m_begin, int m_end, int k_end, int thread_index) {
   const int count = octets * 64 * ROWS;
 #pragma unroll 1
   for (int begin = 0; begin < count; begin += 32 * SIMD_GROUPS) {
@@ -122,12 +133,13 @@ METAL_FUNC void look_at_x(threadgroup uint4* xs, threadgroup Group* facts, threa
       v.w = raw[7];
       to[1] = v;
       if (part % (GS / 16) == 0) {
+        const int to_group = m * octets * (1024 / GS) + part / (GS / 16);
         Group g;
         g.unit = unit;
-        // NaN and infinity are not finite here either, and compare false later on.
-        g.left = largest < INFINITY ? left - cap * float(GS / 2) : largest - largest;
         g.sum = sum;
-        facts[m * octets * (1024 / GS) + part / (GS / 16)] = g;
+        facts[to_group] = g;
+        // NaN and infinity are not finite here either, and compare false later on.
+        lefts[to_group] = largest < INFINITY ? left - cap * float(GS / 2) : largest - largest;
       }
     }
     load_x<ROWS, VECTORS>(raw, x, i + 32 * SIMD_GROUPS, m_begin, m_end, i + 32 * SIMD_GROUPS < count ? k_end : 0);
@@ -135,36 +147,49 @@ METAL_FUNC void look_at_x(threadgroup uint4* xs, threadgroup Group* facts, threa
 }
 
 // What the quotients of a word of bytes of one group meet, for its slot: fours (quotients 0 ... 3) and fifths, as
-// [octet][slot][byte of the integers][row].
+// [row][octet][byte of the integers][slot].
 template <typename T, int GS, int ROWS, int SIMD_GROUPS>
 METAL_FUNC void stage_x(threadgroup uint4* fours, threadgroup uint* fifths, threadgroup const uint4* xs,
                         threadgroup const Group* facts, int octets, int thread_index) {
   typedef Format<GS> F;
   threadgroup const ushort* halves = (threadgroup const ushort*)xs;
-  const int count = octets * F::SLOTS * ROWS;
+  const int count = octets * (F::USED + 1) * ROWS;
 #pragma unroll 1
   for (int i = thread_index; i < count; i += 32 * SIMD_GROUPS) {
-    const int m = i % ROWS, octet = i / ROWS / F::SLOTS, slot = i / ROWS % F::SLOTS;
+    const int m = i % ROWS, octet = i / ROWS / (F::USED + 1), slot = i / ROWS % (F::USED + 1);
     const int local = slot / F::WORDS, group = octet * F::GROUPS + local;
-    const bool used = slot < F::GROUPS * F::WORDS;
+    const bool used = slot < F::USED;
     // Bytes of the word, from the group's first on.
     const int byte = slot % F::WORDS * 4 - local * F::BYTES % 4;
     const float unit = used ? facts[m * octets * F::GROUPS + group].unit : 1.0f;
     const float inverse = as_type<float>((254u << 23) - as_type<uint>(unit));
-    const int at = (m * octets * F::GROUPS + group) * GS;
+    // Numbers of x are pairs in words if groups are of 128: a group's first byte begins a word or half of one.
+    const int at = (m * octets * F::GROUPS + group) * GS + byte * 5, begin = -byte * 5, end = used ? GS - byte * 5 : 0;
+    float value[20];
+    if (GS == 128) {
+      threadgroup const uint* pairs = (threadgroup const uint*)xs;
+#pragma unroll
+      for (int j = 0; j < 20; j += 2) {
+        const uint pair = j >= begin && j < end ? pairs[(at + j) / 2] : 0u;
+        value[j] = low_value<T>(pair);
+        value[j + 1] = high_value<T>(pair);
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < 20; j++) {
+        value[j] = low_value<T>(j >= begin && j < end ? uint(halves[at + j]) : 0u);
+      }
+    }
     uint v[5][4];
 #pragma unroll
     for (int b = 0; b < 4; b++) {
-      int before = 0;
+      // 1.5 * 2^23 + integer, from which -3 times the one before is taken.
+      uint before = 0x4b400000u;
 #pragma unroll
       for (int j = 0; j < 5; j++) {
-        const int element = (byte + b) * 5 + j;
-        const bool there = used && byte + b >= 0 && element < GS;
-        const float value = low_value<T>(there ? uint(halves[at + element]) : 0u);
-        const int now = int(as_type<uint>(fma(value, inverse, 12582912.0f))) - 0x4b400000;
-        const uint all = byte + b >= 0 && byte + b < F::BYTES ? uint(now - 3 * before) : 0u;
-        // Digits of base 256 in -128 ... 127, in the bytes of a word.
-        v[j][b] = (all + 0x00808080u) ^ 0x00808080u;
+        const uint now = as_type<uint>(fma(value[b * 5 + j], inverse, 12582912.0f));
+        // Digits of base 256 in -128 ... 127, in the bytes of a word; twice 1.5 * 2^23 is taken off as well.
+        v[j][b] = (now - 3u * before + (2u * 0x4b400000u + 0x00808080u)) ^ 0x00808080u;
         before = now;
       }
     }
@@ -183,7 +208,7 @@ METAL_FUNC void stage_x(threadgroup uint4* fours, threadgroup uint* fifths, thre
       four.y = planes[p][1];
       four.z = planes[p][2];
       four.w = planes[p][3];
-      const int to = ((octet * F::SLOTS + slot) * 3 + p) * ROWS + m;
+      const int to = ((m * octets + octet) * 3 + p) * F::SLOTS + slot;
       fours[to] = four;
       fifths[to] = planes[p][4];
     }
@@ -192,14 +217,15 @@ METAL_FUNC void stage_x(threadgroup uint4* fours, threadgroup uint* fifths, thre
 
 // One bit for each row of x that integers do not represent well enough.
 template <int GS, int ROWS, int RATIO>
-METAL_FUNC uint unfit_rows(threadgroup const Group* facts, int octets, int k_end, ushort lane) {
+METAL_FUNC uint unfit_rows(threadgroup const Group* facts, threadgroup const float* lefts, int octets, int k_end,
+                           ushort lane) {
   uint unfit = 0;
 #pragma unroll 1
   for (int m = 0; m < ROWS; m++) {
     float units = 0.0f, left = 0.0f;
     for (int g = lane; g < octets * (1024 / GS); g += 32) {
       const float unit = facts[m * octets * (1024 / GS) + g].unit;
-      const float some = facts[m * octets * (1024 / GS) + g].left;
+      const float some = lefts[m * octets * (1024 / GS) + g];
       // A group of zeros has no part in it.
       units = fma(unit, some != 0.0f ? unit : 0.0f, units);
       left += max(some, 0.0f) + (some - some);
@@ -213,11 +239,43 @@ METAL_FUNC uint unfit_rows(threadgroup const Group* facts, int octets, int k_end
   return unfit;
 }
 
+// Where a lane's vectors of a piece are, from the first column's octet on: what does not change from piece to piece.
+struct Offsets {
+  int vectors[7], scales;
+};
+template <int GS>
+METAL_FUNC Offsets offsets_of(int groups, ushort lane) {
+  typedef Format<GS> F;
+  constexpr int PER = F::GROUPS / 8;
+  Offsets o;
+#pragma unroll
+  for (int i = 0; i < 7; i++) {
+    const int at = lane + 32 * i;
+    o.vectors[i] = at / 13 * (groups * F::BYTES) + at % 13 * 16;
+  }
+  o.scales = lane / PER * groups + lane % PER * 8;
+  return o;
+}
+
 // Columns beyond the end are the last one again; bytes and scales beyond the end of K are zero.
 template <typename T, int GS, int ALIGN, typename WP, typename SP>
-METAL_FUNC void fetch_piece(threadgroup uint4* to, WP w, SP scales, thread const Place& at, int n_end, int groups,
-                            ushort lane) {
+METAL_FUNC void fetch_piece(threadgroup uint4* to, WP w, SP scales, thread const Place& at,
+                            thread const Offsets& offsets, int n_end, int groups, ushort lane) {
   typedef Format<GS> F;
+  if (ALIGN == 16 && at.tile * 16 + 16 <= n_end) {
+    const auto from = w + (long(at.tile * 16) * (groups * F::BYTES) + at.octet * 208);
+#pragma unroll
+    for (int i = 0; i < 7; i++) {
+      if (i < 6 || lane < 16) {
+        copy_words<4>((threadgroup uint*)(to + lane + 32 * i), from + offsets.vectors[i]);
+      }
+    }
+    if (lane < 2 * F::GROUPS) {
+      copy_words<4>((threadgroup uint*)(to + F::SCALES + lane),
+                    scales + (long(at.tile * 16) * groups + at.octet * F::GROUPS + offsets.scales));
+    }
+    return;
+  }
   constexpr int EACH = 208 / ALIGN;
   const int columns = groups * F::BYTES, begin = at.octet * 208;
   threadgroup uchar* bytes = (threadgroup uchar*)to;
@@ -293,13 +351,32 @@ METAL_FUNC float plain_product(XP x, WP w, SP scales, long n, long m, int groups
   return simd_sum(sum);
 }
 
+// Adds what a group gave to the sums of two columns, `step` scales apart. Lanes with their lower bytes put integers
+// together, q = 0 and 2, and have all that groups gave so far, modulo 2^32; `before` is what they had where the last
+// group ended.
+template <typename T>
+METAL_FUNC void end_group(thread float* sums, thread uint* before, thread const int* d, float unit, int known,
+                          bool mine, threadgroup const T* scale, int step) {
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    const int high = simd_shuffle_xor(d[2 * h], 1);
+    const uint whole = uint(d[2 * h]) + (uint(d[2 * h + 1]) << 8) + (uint(high) << 16);
+    const float sum = float(int(whole - before[h] - uint(known)));
+    before[h] = mine ? whole : before[h];
+    sums[h] = fma(sum, unit * float(scale[h * step]), sums[h]);
+  }
+}
+
 template <typename T, typename O, int GS, int ROWS, int SIMD_GROUPS, int ITEMS, int DEPTH, int ALIGN, int RATIO,
           bool HAS_BIAS, bool VECTORS, typename XP, typename WP, typename SP, typename BP>
 METAL_FUNC void t5_mma(XP x, WP w, SP scales, BP bias, device O* y, threadgroup uint4* fours, threadgroup uint* fifths,
-                       threadgroup Group* facts, threadgroup uint4* stage, threadgroup float* part, int m_end, int n_end,
-                       int k_end, int m_begin, int first, int step, ushort simd_group, ushort lane) {
+                       threadgroup Group* facts, threadgroup float* lefts, threadgroup uint4* stage,
+                       threadgroup float* part, int m_end, int n_end, int k_end, int m_begin, int first, int step,
+                       ushort simd_group, ushort lane) {
   typedef Format<GS> F;
-  constexpr int EACH = F::CLASSES / 2, BLOCKS = ROWS * EACH;
+  // Columns for even and for odd groups, or for two rows.
+  constexpr bool APART = ROWS == 1 && GS == 128;
+  constexpr int BLOCKS = (ROWS + 1) / 2;
   const int r = lane / 4, q = lane % 4, groups = k_end / GS, octets = (groups + F::GROUPS - 1) / F::GROUPS;
   const int thread_index = simd_group * 32 + lane;
   // x first: the pieces of all threadgroups together keep memory busy for some time.
@@ -307,33 +384,37 @@ METAL_FUNC void t5_mma(XP x, WP w, SP scales, BP bias, device O* y, threadgroup 
   load_x<ROWS, VECTORS>(raw, x, thread_index, m_begin, m_end, k_end);
   simdgroup_barrier(mem_flags::mem_device);
   const Pieces pieces = pieces_of(ITEMS, octets, step, (n_end + 15) / 16);
+  const Offsets offsets = offsets_of<GS>(groups, lane);
   threadgroup uint4* own = stage + simd_group * F::VECTORS;
   Place ahead = place_of(pieces, first, simd_group);
 #pragma unroll
   for (int d = 0; d < DEPTH - 1; d++) {
     if (ahead.there) {
-      fetch_piece<T, GS, ALIGN>(own + d * (SIMD_GROUPS * F::VECTORS), w, scales, ahead, n_end, groups, lane);
+      fetch_piece<T, GS, ALIGN>(own + d * (SIMD_GROUPS * F::VECTORS), w, scales, ahead, offsets, n_end, groups, lane);
       ahead = place_after(pieces, ahead, SIMD_GROUPS, simd_group);
     }
     copies_end();
   }
   // The last places of all SIMD groups are not used yet.
   threadgroup uint4* xs = stage + (DEPTH - 1) * (SIMD_GROUPS * F::VECTORS);
-  look_at_x<T, GS, ROWS, SIMD_GROUPS, VECTORS>(xs, facts, raw, x, octets, m_begin, m_end, k_end, thread_index);
+  look_at_x<T, GS, ROWS, SIMD_GROUPS, VECTORS>(xs, facts, lefts, raw, x, octets, m_begin, m_end, k_end,
+                                               thread_index);
   threadgroup_barrier(mem_flags::mem_threadgroup);
   stage_x<T, GS, ROWS, SIMD_GROUPS>(fours, fifths, xs, facts, octets, thread_index);
-  const uint unfit = unfit_rows<GS, ROWS, RATIO>(facts, octets, k_end, lane);
-  // Where this lane's words of the other operand are in an octet, for each of thirteen steps.
-  int places[EACH][13];
-#pragma unroll
-  for (int e = 0; e < EACH; e++) {
+  const uint unfit = unfit_rows<GS, ROWS, RATIO>(facts, lefts, octets, k_end, lane);
+  // Where this lane's words of the other operand are in an octet. Columns that stand for nothing are zeros.
+  const int half_of = r / 4, plane = r % 4;
+  const bool there = plane < 3 && (APART || ROWS > 1 || half_of == 0);
+  const int mine = there ? plane * F::SLOTS : 0, row_size = octets * 3 * F::SLOTS;
+  int places[13];
+  if (APART) {
 #pragma unroll
     for (int i = 0; i < 13; i++) {
-      const int word = 4 * i + q, mine = 2 * e + r / 4, a = word * 4 / F::BYTES, b = (word * 4 + 3) / F::BYTES;
-      const int group = a % F::CLASSES == mine ? a : b;
-      const bool there = group % F::CLASSES == mine && r % 4 < 3;
-      const int slot = there ? group * F::WORDS + word - group * F::BYTES / 4 : F::SLOTS - 1;
-      places[e][i] = (slot * 3 + (there ? r % 4 : 0)) * ROWS;
+      const int a = 16 * i / F::BYTES, b = min((16 * i + 15) / F::BYTES, F::GROUPS - 1);
+      const int even = slot_of<GS>(i, a % 2 == 0 ? a : b, q), odd = slot_of<GS>(i, a % 2 == 1 ? a : b, q);
+      const int slot = half_of == 0 ? (a % 2 == 0 || b % 2 == 0 ? even : F::USED)
+                                    : (a % 2 == 1 || b % 2 == 1 ? odd : F::USED);
+      places[i] = mine + (there ? slot : F::USED);
     }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -347,81 +428,66 @@ METAL_FUNC void t5_mma(XP x, WP w, SP scales, BP bias, device O* y, threadgroup 
       // Into the place of the piece before, which all lanes are done with.
       if (ahead.there) {
         fetch_piece<T, GS, ALIGN>(own + (at == 0 ? DEPTH - 1 : at - 1) * (SIMD_GROUPS * F::VECTORS), w, scales, ahead,
-                                  n_end, groups, lane);
+                                  offsets, n_end, groups, lane);
         ahead = place_after(pieces, ahead, SIMD_GROUPS, simd_group);
       }
       copies_end();
       threadgroup const uint4* piece = own + at * (SIMD_GROUPS * F::VECTORS);
       threadgroup const uint* words = (threadgroup const uint*)piece;
       at = at == DEPTH - 1 ? 0 : at + 1;
-      uint4 scale[2][F::GROUPS / 8];
-#pragma unroll
-      for (int h = 0; h < 2; h++) {
-#pragma unroll
-        for (int v = 0; v < F::GROUPS / 8; v++) {
-          scale[h][v] = piece[F::SCALES + (h * 8 + r) * (F::GROUPS / 8) + v];
-        }
-      }
+      threadgroup const T* scale = (threadgroup const T*)(piece + F::SCALES) + r * F::GROUPS;
       const int octet = item - tile_in_turn(pieces, item) * octets;
-      threadgroup const uint4* four = fours + octet * (F::SLOTS * 3 * ROWS);
-      threadgroup const uint* fifth = fifths + octet * (F::SLOTS * 3 * ROWS);
+      threadgroup const uint4* four = fours + octet * (F::SLOTS * 3);
+      threadgroup const uint* fifth = fifths + octet * (F::SLOTS * 3);
       int d[BLOCKS][4];
-      float sums[ROWS][2];
+      uint before[BLOCKS][2];
+      float sums[BLOCKS][2][2];
 #pragma unroll
       for (int b = 0; b < BLOCKS; b++) {
         d[b][0] = d[b][1] = d[b][2] = d[b][3] = 0;
-        sums[b % ROWS][0] = sums[b % ROWS][1] = 0.0f;
+        before[b][0] = before[b][1] = 0;
+        sums[b][0][0] = sums[b][0][1] = sums[b][1][0] = sums[b][1][1] = 0.0f;
       }
 #pragma unroll
       for (int i = 0; i < 13; i++) {
         uint a[2][5];
         quotients_of(a[0], words[r * 52 + 4 * i + q]);
         quotients_of(a[1], words[(8 + r) * 52 + 4 * i + q]);
+        const int begin = 16 * i / F::BYTES, end = min((16 * i + 15) / F::BYTES, F::GROUPS - 1);
 #pragma unroll
-        for (int b = 0; b < BLOCKS; b++) {
-          const int place = places[b % EACH][i] + b / EACH;
-          const uint4 v = four[place];
-          const uint last = fifth[place];
-          mma_bytes(d[b], a[0][0], a[1][0], a[0][1], a[1][1], v.x, v.y, lane);
-          mma_bytes(d[b], a[0][2], a[1][2], a[0][3], a[1][3], v.z, v.w, lane);
-          mma_bytes(d[b], a[0][4], a[1][4], last, lane);
-        }
-        // Groups that end here: integers are put together by the lanes with their lower bytes, q = 0 or 2.
+        for (int g = begin; g <= end; g++) {
 #pragma unroll
-        for (int g = 0; g < F::GROUPS; g++) {
-          if ((F::BYTES * (g + 1) + 15) / 16 - 1 == i) {
-            const bool mine = q == g % 2 * 2;
+          for (int b = 0; b < BLOCKS; b++) {
+            if (!APART || g == begin) {
+              const int row = APART || ROWS == 1 ? 0 : (2 * b + half_of) * row_size;
+              const int place = APART ? places[i] : row + mine + (there ? slot_of<GS>(i, g, q) : F::USED);
+              const uint4 v = four[place];
+              const uint last = fifth[place];
+              mma_bytes(d[b], a[0][0], a[1][0], a[0][1], a[1][1], v.x, v.y, lane);
+              mma_bytes(d[b], a[0][2], a[1][2], a[0][3], a[1][3], v.z, v.w, lane);
+              mma_bytes(d[b], a[0][4], a[1][4], last, lane);
+            }
+          }
+          if (F::BYTES * (g + 1) <= 16 * i + 16) {
 #pragma unroll
-            for (int m = 0; m < ROWS; m++) {
-              const int b = m * EACH + g % F::CLASSES / 2;
-              const Group known = facts[(m * octets + octet) * F::GROUPS + g];
-#pragma unroll
-              for (int h = 0; h < 2; h++) {
-                const uint4 some = scale[h][g / 8];
-                const uint word =
-                    g / 2 % 4 == 0 ? some.x : g / 2 % 4 == 1 ? some.y : g / 2 % 4 == 2 ? some.z : some.w;
-                const float s = g % 2 == 0 ? low_value<T>(word) : high_value<T>(word);
-                const int high = simd_shuffle_xor(d[b][2 * h], 1);
-                // Modulo 2^32: the whole is below 2^31.
-                const uint whole = uint(d[b][2 * h]) + (uint(d[b][2 * h + 1]) << 8) + (uint(high) << 16);
-                const float product = float(int(whole - uint(known.sum))) * (known.unit * s);
-                sums[m][h] = mine ? sums[m][h] + product : sums[m][h];
-                // Columns of this class start again; the other class goes on.
-                const bool clear = q / 2 == g % 2;
-                d[b][2 * h] = clear ? 0 : d[b][2 * h];
-                d[b][2 * h + 1] = clear ? 0 : d[b][2 * h + 1];
-              }
+            for (int b = 0; b < BLOCKS; b++) {
+              const Group known = facts[((ROWS == 1 ? 0 : 2 * b + q / 2) * octets + octet) * F::GROUPS + g];
+              const bool own = !APART || q / 2 == g % 2;
+              end_group(sums[b][APART ? 0 : g % 2], before[b], d[b], own ? known.unit : 0.0f, known.sum, own, scale + g,
+                        8 * F::GROUPS);
             }
           }
         }
       }
 #pragma unroll
-      for (int m = 0; m < ROWS; m++) {
+      for (int b = 0; b < BLOCKS; b++) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-          const float sum = sums[m][h] + simd_shuffle_xor(sums[m][h], 2);
-          if (q == 0) {
-            part[(item * ROWS + m) * 16 + h * 8 + r] = sum;
+          // Odd groups' sums are other lanes' or this one's.
+          const float odd = APART ? simd_shuffle_xor(sums[b][0][h], 2) : sums[b][1][h];
+          const int m = 2 * b + q / 2;
+          if (q % 2 == 0 && m < ROWS) {
+            part[(item * ROWS + m) * 16 + h * 8 + r] = sums[b][0][h] + odd;
           }
         }
       }
@@ -455,11 +521,12 @@ METAL_FUNC void t5_mma(XP x, WP w, SP scales, BP bias, device O* y, threadgroup 
 }
 
 // --- kernel t5_mma ---
-constexpr int SLOTS = 1024 / GS * (GS == 128 ? 7 : 4) + 1;
+constexpr int SLOTS = 1024 / GS * (GS == 128 ? 7 : 4) + 4;
 threadgroup uint4 fours[ROOM * SLOTS * 3 * ROWS];
 threadgroup uint4 stage[SIMD_GROUPS * DEPTH * (208 + 2048 / GS)];
 threadgroup uint fifths[ROOM * SLOTS * 3 * ROWS];
 threadgroup Group facts[ROOM * (1024 / GS) * ROWS];
+threadgroup float lefts[ROOM * (1024 / GS) * ROWS];
 threadgroup float part[ITEMS * ROWS * 16];
 int m_end = 1;
 for (int i = 0; i + 1 < x_ndim; i++) {
@@ -468,12 +535,12 @@ for (int i = 0; i + 1 < x_ndim; i++) {
 // Arrays that begin between multiples of 16 bytes are views, and rare.
 if (aligned(x) && aligned(w) && aligned(scales)) {
   t5_mma<T, O, GS, ROWS, SIMD_GROUPS, ITEMS, DEPTH, ALIGN, RATIO, HAS_BIAS, true>(
-      x, w, scales, bias, y, fours, fifths, facts, stage, part, m_end, scales_shape[0], x_shape[x_ndim - 1],
+      x, w, scales, bias, y, fours, fifths, facts, lefts, stage, part, m_end, scales_shape[0], x_shape[x_ndim - 1],
       threadgroup_position_in_grid.y * ROWS, threadgroup_position_in_grid.x, threadgroups_per_grid.x,
       simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
 } else {
   t5_mma<T, O, GS, ROWS, SIMD_GROUPS, ITEMS, DEPTH, 1, RATIO, HAS_BIAS, false>(
-      x, w, scales, bias, y, fours, fifths, facts, stage, part, m_end, scales_shape[0], x_shape[x_ndim - 1],
+      x, w, scales, bias, y, fours, fifths, facts, lefts, stage, part, m_end, scales_shape[0], x_shape[x_ndim - 1],
       threadgroup_position_in_grid.y * ROWS, threadgroup_position_in_grid.x, threadgroups_per_grid.x,
       simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
 }
