@@ -106,9 +106,9 @@ def facts(variant: Variant, n: int) -> dict[str, Any]:
 
 def kernel_of(variant: Variant) -> Any:
     from bonsai_qmv.gpu_bits import AFFINE_BITS
-    from bonsai_qmv.gpu_kernels import AFFINE_MMA
+    from bonsai_qmv.gpu_kernels import AFFINE_MMA, AFFINE_QMM
 
-    return {"affine_mma": AFFINE_MMA, "affine_bits": AFFINE_BITS}[variant.kernel]
+    return {kernel.name: kernel for kernel in (AFFINE_MMA, AFFINE_BITS, AFFINE_QMM)}[variant.kernel]
 
 
 def grid_of(variant: Variant, n: int) -> tuple[int, ...]:

@@ -8,12 +8,13 @@
 // Output     y (..., N) of O
 //
 // Template   BITS 1, 2 or 4; GS 32, 64 or 128; WARPS_M of SIMD_GROUPS share columns. FOLDED: S is T, and BITS is 1
-//            and SYMMETRIC 1 or 2, or both are 2. RESIDENT threadgroups shall fit a multiprocessor
+//            or 2. RESIDENT threadgroups shall fit a multiprocessor
 // Edges      any N; any M; K is a multiple of GS
 // Bytes      weights are read once for each 64 * WARPS_M rows, x once for each 32 * SIMD_GROUPS / WARPS_M columns
-// Numbers    exactness `rounding`: codes are exact in T, products exact, sums in float32. If FOLDED, weights are exact
-//            in T: code - SYMMETRIC / 2 is 0 or a power of two, or -1, 0, 1 or 2, and the scale a value of T.
-//            Row-invariant for all M, but sums are not made in the order of affine_mma
+// Numbers    exactness `rounding`: codes are exact in T, products exact, sums in float32. If FOLDED, codes times
+//            their scales are, too, exact in T: -1, 0, 1 or 2 for two bits, twice that is -1 or 1 for one; what is
+//            left, bias + scale or bias + scale / 2 times the sum of x over the group, is added in float32 where it is
+//            not zero. Row-invariant for all M, but sums are not made in the order of affine_mma
 // Geometry   threadgroups of 32 * SIMD_GROUPS lanes; threadgroup (i, j) makes rows [i, i + 1) * 64 * WARPS_M of columns
 //            [j, j + 1) * 32 * SIMD_GROUPS / WARPS_M; each SIMD group 64 rows of 32 columns
 // Threadgroup memory   twice, for each row and column of a tile: 64 of T, and 2 floats for a row and 4 for a column
@@ -45,11 +46,11 @@ struct Exact<bfloat> {
   }
 };
 
-// Code j of both halves of `w` as a pair of T; if FOLDED less SYMMETRIC / 2, twice that for one bit, times the scale.
+// Code j of both halves of `w` as a pair of T; if FOLDED less 1, or twice what is 1/2 less for one bit, times the scale.
 template <typename T, int BITS, int SYMMETRIC, bool FOLDED>
 METAL_FUNC uint weight_of(uint w, int j, uint scale) {
   typedef Exact<T> E;
-  if (FOLDED && BITS == 1 && SYMMETRIC == 1) {
+  if (FOLDED && BITS == 1 && SYMMETRIC != 2) {
     // -1 and 1 differ by the sign.
     const uint sign = mask_or((j == 15 ? w : w << (15 - j)), 0x80008000u, uint(E::ONE) * 0x00010001u);
     return E::mul_pair(sign ^ 0x80008000u, scale);
@@ -59,7 +60,7 @@ METAL_FUNC uint weight_of(uint w, int j, uint scale) {
   const float unit = 1.0f / float(1 << shift);
   const uint mask = (((1u << BITS) - 1u) << shift) * 0x00010001u;
   const uint v = mask_or(w >> (j / STEP * STEP * BITS), mask, uint(E::BITS_OF_ABOVE) * 0x00010001u);
-  const float middle = FOLDED ? 0.5f * float(SYMMETRIC) : 0.0f;
+  const float middle = FOLDED ? 1.0f : 0.0f;
   const uint code = E::fma_pair(v, unit, -float(E::ABOVE) * unit - middle);
   return FOLDED ? E::mul_pair(code, scale) : code;
 }
@@ -80,11 +81,15 @@ METAL_FUNC void affine_qmm(XP x, WP w, SP scales, SP biases, BP bias, device O* 
   constexpr int LANES = 32 * SIMD_GROUPS, ROWS = 64 * WARPS_M, COLUMNS = 32 * (SIMD_GROUPS / WARPS_M);
   // A word of w has codes of SPAN values of k; WORDS of them are a step.
   constexpr int HALF = 16 / BITS, SPAN = 2 * HALF, WORDS = DEEP / SPAN, VECTORS_OF_WORD = HALF / 4;
-  constexpr int X_TASKS = ROWS * WORDS / LANES, W_TASKS = COLUMNS * WORDS / LANES;
+  constexpr int X_TASKS = (ROWS * WORDS + LANES - 1) / LANES, W_TASKS = COLUMNS * WORDS / LANES;
   // Groups in a step, or parts of one.
   constexpr int PARTS = GS < DEEP ? DEEP / GS : 1, PART = DEEP / PARTS;
   constexpr int FACTORS = (COLUMNS * PARTS + LANES - 1) / LANES;
-  static_assert(ROWS * WORDS % LANES == 0 && COLUMNS * WORDS % LANES == 0, "shares are not equal");
+  // Whether something is left beside weights that are FOLDED, or weights are not. For one bit sums are twice what they
+  // should be.
+  constexpr bool LEFT = !(FOLDED && (SYMMETRIC == 2 || (BITS == 1 && SYMMETRIC == 1)));
+  constexpr bool TWICE = FOLDED && BITS == 1 && SYMMETRIC != 2;
+  static_assert(COLUMNS * WORDS % LANES == 0, "shares are not equal");
   const int thread_index = simd_group * 32 + lane, r = lane / 4, q = lane % 4;
   const int groups = k_end / GS, steps = (k_end + DEEP - 1) / DEEP;
   const int row0 = simd_group % WARPS_M * 64, column0 = simd_group / WARPS_M * 32;
@@ -99,7 +104,7 @@ METAL_FUNC void affine_qmm(XP x, WP w, SP scales, SP biases, BP bias, device O* 
       for (int i = 0; i < X_TASKS; i++) {
         const int task = i * LANES + thread_index, row = min(m_begin + task / WORDS, m_end - 1);
         const int k = next + task % WORDS * SPAN;
-        if (k < k_end) {
+        if (k < k_end && task < ROWS * WORDS) {
           load_words<HALF, VECTORS>(ahead.x[i], x + (long(row) * k_end + k));
         } else {
 #pragma unroll
@@ -121,12 +126,15 @@ METAL_FUNC void affine_qmm(XP x, WP w, SP scales, SP biases, BP bias, device O* 
       for (int i = 0; i < FACTORS; i++) {
         const int task = i * LANES + thread_index, column = min(n_begin + task / PARTS, n_end - 1);
         const int group = min((next + task % PARTS * PART) / GS, groups - 1);
-        if (!FOLDED && task < COLUMNS * PARTS) {
+        if (LEFT && task < COLUMNS * PARTS) {
           ahead.scale[i] = float(scales[long(column) * groups + group]);
           if (SYMMETRIC > 0) {
             ahead.offset[i] = ahead.scale[i] * (-0.5f * float(SYMMETRIC));
           } else {
             ahead.offset[i] = float(biases[long(column) * groups + group]);
+          }
+          if (FOLDED) {
+            ahead.offset[i] = fma(TWICE ? 2.0f : 1.0f, ahead.offset[i], ahead.scale[i]);
           }
         }
       }
@@ -141,7 +149,7 @@ METAL_FUNC void affine_qmm(XP x, WP w, SP scales, SP biases, BP bias, device O* 
         for (int s = 0; s < PART / 32; s++) {
           mma_tile<T>(FOLDED ? sums : d, xt, wt, row0, column0, part * (PART / 8) + s * 4, s == 0 && !FOLDED, lane);
         }
-        if (!FOLDED) {
+        if (LEFT) {
           threadgroup const float* total = totals + here * (ROWS * PARTS);
           threadgroup const float2* factor = factors + here * (COLUMNS * PARTS);
 #pragma unroll
@@ -153,8 +161,13 @@ METAL_FUNC void affine_qmm(XP x, WP w, SP scales, SP biases, BP bias, device O* 
 #pragma unroll
               for (int h = 0; h < 2; h++) {
                 const float t = total[(row0 + i * 16 + h * 8 + r) * PARTS + part];
-                sums[i][j][h * 2] = fma(f0.x, d[i][j][h * 2], fma(f0.y, t, sums[i][j][h * 2]));
-                sums[i][j][h * 2 + 1] = fma(f1.x, d[i][j][h * 2 + 1], fma(f1.y, t, sums[i][j][h * 2 + 1]));
+                thread float* to = sums[i][j] + h * 2;
+                to[0] = fma(f0.y, t, to[0]);
+                to[1] = fma(f1.y, t, to[1]);
+                if (!FOLDED) {
+                  to[0] = fma(f0.x, d[i][j][h * 2], to[0]);
+                  to[1] = fma(f1.x, d[i][j][h * 2 + 1], to[1]);
+                }
               }
             }
           }
@@ -171,7 +184,7 @@ METAL_FUNC void affine_qmm(XP x, WP w, SP scales, SP biases, BP bias, device O* 
         for (int j = 0; j < HALF; j++) {
           const uint low = ahead.x[i][j / 2], high = ahead.x[i][(HALF + j) / 2];
           b[j] = j % 2 == 0 ? join_low(low, high) : join_high(low, high);
-          if (!FOLDED) {
+          if (LEFT) {
             total += low_value<T>(b[j]) + high_value<T>(b[j]);
           }
         }
@@ -182,15 +195,17 @@ METAL_FUNC void affine_qmm(XP x, WP w, SP scales, SP biases, BP bias, device O* 
           to.y = b[4 * v + 1];
           to.z = b[4 * v + 2];
           to.w = b[4 * v + 3];
-          xs[there * (ROWS * 8) + slot(row, word * VECTORS_OF_WORD + v)] = to;
+          if (task < ROWS * WORDS) {
+            xs[there * (ROWS * 8) + slot(row, word * VECTORS_OF_WORD + v)] = to;
+          }
         }
-        if (!FOLDED) {
+        if (LEFT) {
           // Lanes that have the rest of the part.
 #pragma unroll
           for (int s = 1; s < PART / SPAN; s *= 2) {
             total += simd_shuffle_xor(total, s);
           }
-          if (word % (PART / SPAN) == 0) {
+          if (word % (PART / SPAN) == 0 && task < ROWS * WORDS) {
             totals[there * (ROWS * PARTS) + row * PARTS + word / (PART / SPAN)] = total;
           }
         }
@@ -211,7 +226,7 @@ METAL_FUNC void affine_qmm(XP x, WP w, SP scales, SP biases, BP bias, device O* 
 #pragma unroll
       for (int i = 0; i < FACTORS; i++) {
         const int task = i * LANES + thread_index;
-        if (!FOLDED && task < COLUMNS * PARTS) {
+        if (LEFT && task < COLUMNS * PARTS) {
           float2 f;
           f.x = ahead.scale[i];
           f.y = ahead.offset[i];
@@ -221,7 +236,7 @@ METAL_FUNC void affine_qmm(XP x, WP w, SP scales, SP biases, BP bias, device O* 
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
-  const float unit = FOLDED && BITS == 1 && SYMMETRIC == 1 ? 0.5f : 1.0f;
+  const float unit = TWICE ? 0.5f : 1.0f;
   mma_store<O, HAS_BIAS>(y, sums, bias, unit, m_begin + row0, m_end, n_begin + column0, n_end, lane);
 }
 

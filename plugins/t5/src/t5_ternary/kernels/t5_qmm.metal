@@ -111,7 +111,7 @@ METAL_FUNC void t5_qmm(XP x, WP w, SP scales, BP bias, device O* y, threadgroup 
                        int m_end, int n_end, int k_end, int m_begin, int n_begin, ushort simd_group, ushort lane) {
   constexpr int LANES = 32 * SIMD_GROUPS, ROWS = 64 * WARPS_M, COLUMNS = 32 * (SIMD_GROUPS / WARPS_M);
   constexpr int PARTS = GS / DEEP, BYTES = 12 * PARTS + PARTS;
-  constexpr int X_TASKS = ROWS * 8 / LANES, W_TASKS = COLUMNS * 2 / LANES;
+  constexpr int X_TASKS = (ROWS * 8 + LANES - 1) / LANES, W_TASKS = COLUMNS * 2 / LANES;
   const int thread_index = simd_group * 32 + lane, groups = k_end / GS, steps = k_end / DEEP;
   const int row0 = simd_group % WARPS_M * 64, column0 = simd_group / WARPS_M * 32;
   threadgroup uint* const words = (threadgroup uint*)ws;
@@ -167,7 +167,9 @@ METAL_FUNC void t5_qmm(XP x, WP w, SP scales, BP bias, device O* y, threadgroup 
         to.y = ahead.x[i][1];
         to.z = ahead.x[i][2];
         to.w = ahead.x[i][3];
-        xs[there * (ROWS * 8) + slot(task / 8, task % 8)] = to;
+        if (task < ROWS * 8) {
+          xs[there * (ROWS * 8) + slot(task / 8, task % 8)] = to;
+        }
       }
 #pragma unroll
       for (int i = 0; i < W_TASKS; i++) {
