@@ -128,6 +128,11 @@ def cases() -> list[tuple[Any, ...]]:
         found.append(("affine_mma", bits, 128, dtype, dtype, 7, 128, 0))
         found.append(("affine_mma", bits, 128, dtype, dtype, 24, 2176, 1 if bits == 1 else 2))
         found.append(("affine_mma", bits, 128, dtype, "float32", 72, 640, 0))
+    for dtype, scales, symmetric in itertools.product(("float16", "bfloat16"), ("float16", "float32"), (0, 1)):
+        if scales != "float16" or dtype == "float16":
+            found.append(("affine_bits", 1, 128, dtype, scales, 200, 128 * 11, symmetric))
+    found.append(("affine_bits", 1, 128, "bfloat16", "bfloat16", 7, 4096, 2))
+    found += [("affine_bits", 1, 128, "float16", "float16", n, k, 1) for n, k in SHAPES]
     for n, k in SHAPES:
         found.append(("affine_mma", 2, 128, "float16", "float16", n, k, 2))
         found.append(("affine_mma", 1, 128, "float16", "float16", n, k, 0))
@@ -163,7 +168,7 @@ def check_case(case: tuple[Any, ...]) -> dict[str, Any]:
     facts = facts_of(1, n, k, bits, group, dtype, scales_dtype, symmetric)
     many = name == "affine_qmm"
     x = floats(rng.standard_normal((300 if many else 16, k)), dtype)
-    rows = (17, 64, 300) if many else (1, 2, 5, 8, 9, 16) if name == "affine_mma" else (1, 3, 5, 16)
+    rows = (17, 64, 300) if many else (1, 3, 5, 16) if name == "affine_qmv" else (1, 2, 5, 8, 9, 16)
     begin = time.time()
     results = {m: caller(kernel, {**facts, "rows": m})(x[:m], w, scales, biases) for m in rows}
     single = caller(kernel, facts)
@@ -399,10 +404,11 @@ def decode(run: Run, rows: tuple[int, ...], stock: list[subprocess.Popen[str]], 
     from bonsai_qmv import gpu_kernels as g
 
     wait_for(run, stock)
-    run.say("us per call, 400 calls in one evaluation; kernels alone by CUPTI\n")
-    run.say("| shape | rows | 2-bit | 2-bit symmetric | 1-bit | stock 2-bit | stock / ours | kernel 2-bit | 1-bit "
-            "| 1-bit / 2-bit | 2-bit GB/s |")  # fmt: skip
-    run.say("|---|---|---|---|---|---|---|---|---|---|---|")
+    run.say("us per call, 400 calls in one evaluation; kernels alone by CUPTI. s: symmetric\n")
+    run.say("| shape | rows | 2-bit | 2-bit s | 1-bit | 1-bit s | stock 2-bit | stock / ours | stock / s "
+            "| kernels: 2-bit | 2-bit s | 1-bit | 1-bit s | 1 / 2 | 1 s / 2 s | 2-bit GB/s |")  # fmt: skip
+    run.say("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|")
+    awake = False
     for m, (n, k) in itertools.product(rows, SHAPES):
         if run.late():
             return
@@ -410,7 +416,8 @@ def decode(run: Run, rows: tuple[int, ...], stock: list[subprocess.Popen[str]], 
         calls = {
             "ours": (caller(g.AFFINE_MMA, facts_of(m, n, k, 2, 128, "float16", "float16")), sets),
             "sym": (caller(g.AFFINE_MMA, facts_of(m, n, k, 2, 128, "float16", "float16", 2)), sets),
-            "1-bit": (caller(g.AFFINE_MMA, facts_of(m, n, k, 1, 128, "float16", "float16")), ones),
+            "1-bit": (caller(g.AFFINE_BITS, facts_of(m, n, k, 1, 128, "float16", "float16")), ones),
+            "1-bit sym": (caller(g.AFFINE_BITS, facts_of(m, n, k, 1, 128, "float16", "float16", 1)), ones),
         }
         if run.stock_ready and not none:
             calls["stock"] = (quantized, sets)
@@ -419,17 +426,20 @@ def decode(run: Run, rows: tuple[int, ...], stock: list[subprocess.Popen[str]], 
             per_call(call, arrays, 4)
         warm = time.time() - begin
         heat(0.2)
+        if not awake:
+            # The first seconds of a process are slower, on the host too.
+            in_turns(calls, 400, 6)
+            awake = True
         samples = in_turns(calls, 400, 6)
         us = {name: statistics.median(s) for name, s in samples.items()}
-        alone = {name: kernel_time(*calls[name], 48) for name in ("ours", "1-bit")}
+        alone = {name: kernel_time(*calls[name], 48) for name in ("ours", "sym", "1-bit", "1-bit sym")}
         entry = {"n": n, "k": k, "rows": m, "us": us, "samples": samples, "kernel_us": alone, "warm_s": warm}
         run.keep("decode", entry)
-        cells = [f"{us.get(c, float('nan')):.1f}" for c in ("ours", "sym", "1-bit", "stock")]
-        run.say(
-            f"| {n}x{k} | {m} | {' | '.join(cells)} | {us.get('stock', float('nan')) / us['ours']:.2f} "
-            f"| {alone['ours']:.1f} | {alone['1-bit']:.1f} | {alone['1-bit'] / alone['ours']:.2f} "
-            f"| {bytes_of(n, k, 2, 0) / alone['ours'] / 1e3:.0f} |"
-        )
+        theirs = us.get("stock", float("nan"))
+        cells = [f"{us.get(c, float('nan')):.1f}" for c in ("ours", "sym", "1-bit", "1-bit sym", "stock")]
+        cells += [f"{theirs / us['ours']:.2f}", f"{theirs / us['sym']:.2f}"] + [f"{t:.1f}" for t in alone.values()]
+        cells += [f"{alone['1-bit'] / alone['ours']:.2f}", f"{alone['1-bit sym'] / alone['sym']:.2f}"]
+        run.say(f"| {n}x{k} | {m} | {' | '.join(cells)} | {bytes_of(n, k, 2, 0) / alone['ours'] / 1e3:.0f} |")
 
 
 def prefill(run: Run, rows: int, stock: list[subprocess.Popen[str]], none: bool) -> None:

@@ -1,10 +1,9 @@
 """Checks and times the CUDA kernels of t5 weights on a GPU host, from a source tree.
 
-    PYTHONPATH=. python tools/gpu_check_t5.py --out DIR check decode geometry prefill
+    PYTHONPATH=. python tools/gpu_check_t5.py --out DIR check decode prefill
 
     check      dtypes, groups, numbers of rows and edges against float64; bits of a row alone and among others
     decode     1, 4 and 8 rows next to our 2-bit kernel with symmetric weights: time per call, and of the kernel alone
-    geometry   time of the matrix kernel alone under several geometries
     prefill    512 rows, and fewer, next to our 2-bit kernel with symmetric weights and, with ``--stock``, next to what
                happens without: 2-bit words made at each call, and mlx's product, whose first call compiles for minutes
 
@@ -34,7 +33,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "plugins/t5/src"), str(ROOT / "plugins/bon
 
 from gpu_check import as_float64, floats, heat, kernel_time, per_call, weight_sets  # noqa: E402
 
-SECTIONS = ("check", "decode", "geometry", "prefill")
+SECTIONS = ("check", "decode", "prefill")
 SHAPES = ((8192, 5120), (17408, 5120), (5120, 17408))
 #: More than the second-level cache.
 CYCLE = 240 << 20
@@ -67,7 +66,7 @@ class Run:
 def facts_of(rows: int, n: int, k: int, group: int, x: str, scales: str, bias: bool = False) -> dict[str, Any]:
     out = x if x == scales else "float32"
     return {"rows": rows, "n": n, "k": k, "group_size": group, "x_dtype": x, "scales_dtype": scales,
-            "out_dtype": out, "has_bias": bias, "device": "cuda"}  # fmt: skip
+            "out_dtype": out, "has_bias": bias, "device": "cuda", "ratio": 24}  # fmt: skip
 
 
 def caller(kernel: Any, facts: dict[str, Any], **over: Any) -> Any:
@@ -134,7 +133,7 @@ def check_case(case: tuple[Any, ...]) -> dict[str, Any]:
     kernel = {kernel.name: kernel for kernel in gpu_kernels.KERNELS}[name]
     rng = np.random.default_rng(n + k + group)
     w = packed(rng, n, k, group)
-    scales = floats(rng.uniform(0.01, 0.1, (n, k // group)), scales_dtype)
+    scales = floats(rng.uniform(0.02, 0.03, (n, k // group)), scales_dtype)
     bias = floats(rng.standard_normal(n), scales_dtype) if with_bias else None
     rows = ROWS[many(name)]
     x = floats(rng.standard_normal((rows[-1], k)), dtype)
@@ -227,46 +226,12 @@ def t5_sets(n: int, k: int, rows: int, group: int = 128) -> list[list[Any]]:
 
     rng = np.random.default_rng(5)
     w = mx.array(rng.integers(0, 243, (n, k // group * (group * 26 // 128)), dtype=np.uint8))
-    scales = floats(rng.uniform(0.01, 0.1, (n, k // group)), "float16")
+    scales = floats(rng.uniform(0.02, 0.03, (n, k // group)), "float16")
     x = floats(rng.standard_normal((rows, k)), "float16")
     count = max(4, -(-CYCLE // w.nbytes))
     sets = [[x, mx.roll(w, i, 0), scales + 0] for i in range(count)]
     mx.eval(sets)
     return sets
-
-
-def geometry(run: Run) -> None:
-    """The matrix kernel with other numbers of SIMD groups, and of threadgroups on a multiprocessor."""
-    from t5_ternary.gpu_kernels import T5_MMA, T5_QMV, mma_simd_groups
-
-    variants = list(itertools.product((4, 6, 9, 14), (1, 2, 3, 4)))
-    shapes = SHAPES[:1] + SHAPES[2:]
-    types = ("float16", "uint8", "float16", "float16")
-    todo = []
-    for (n, k), (simd_groups, per) in itertools.product(shapes, variants):
-        todo.append((T5_MMA, types, {**facts_of(1, n, k, 128, "float16", "float16"), "simd_groups": simd_groups,
-                                     "per_multiprocessor": per}))  # fmt: skip
-    compile_all(todo)
-    run.say("| shape | SIMD groups | threadgroups on each SM | kernel us | us per call |\n|---|---|---|---|---|")
-    for n, k in shapes:
-        sets, facts = t5_sets(n, k, 1), facts_of(1, n, k, 128, "float16", "float16")
-        for simd_groups, per in [(0, 0), *((s, p) for s, p in variants if s * p <= 28)]:
-            if run.late():
-                return
-            try:
-                call = caller(T5_MMA, facts, simd_groups=simd_groups, per_multiprocessor=per)
-                per_call(call, sets, 20)
-                heat(0.05)
-                us, alone = per_call(call, sets, 200), kernel_time(call, sets, 32)
-            except Exception as error:
-                run.say(f"{simd_groups} x {per}: {type(error).__name__}: {str(error)[:200]}")
-                continue
-            run.keep("geometry", {"n": n, "k": k, "simd_groups": simd_groups, "per": per, "us": us, "kernel_us": alone})
-            what = simd_groups or f"{mma_simd_groups(k, 128)}, as offered"
-            run.say(f"| {n}x{k} | {what} | {per or 'as offered'} | {alone:.2f} | {us:.1f} |")
-        call = caller(T5_QMV, facts)
-        per_call(call, sets, 20)
-        run.say(f"| {n}x{k} | plain sums | | {kernel_time(call, sets, 32):.2f} | {per_call(call, sets, 200):.1f} |")
 
 
 def decode(run: Run) -> None:
@@ -382,7 +347,7 @@ def main() -> int:
     info = mx.device_info()
     run.say(f"# t5 on {info.get('device_name')}, {info.get('architecture')}, mlx {mx.__version__}")
     run.results["machine"] = {k: str(v) for k, v in info.items()}
-    steps = {"check": check, "geometry": geometry, "decode": decode, "prefill": lambda run: prefill(run, options.stock)}
+    steps = {"check": check, "decode": decode, "prefill": lambda run: prefill(run, options.stock)}
     for section in options.sections:
         begin = time.time()
         run.say(f"\n## {section}\n")
