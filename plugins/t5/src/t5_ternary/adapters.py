@@ -21,7 +21,8 @@ def _merged(layer: Any, delta: mx.array, dequantize: bool) -> mx.array | None:
 
     Raises ModelError, with the layer's name, if they differ and may not be dequantized.
     """
-    own = mx.dequantize(*layer.affine(), group_size=layer.group_size, bits=2)
+    words, scales, biases = layer.affine()
+    own = mx.dequantize(words, scales, biases, group_size=layer.group_size, bits=2)
     sum_ = own + delta.astype(own.dtype)
     if not dequantize:
         if mx.array_equal(sum_, own).item():
