@@ -80,3 +80,34 @@ def test_on_the_gpu_rows_are_right_and_have_the_bits_they_have_alone(family, bit
         assert (np.abs(have - want[:rows]) <= allowed[:rows]).all(), f"{rows} rows"
         if rows <= 16:  # more rows are another kernel's
             assert all(bool(mx.array_equal(y[i], alone[i][0])) for i in range(rows)), f"{rows} rows"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("bits", "group", "dtype", "n", "k", "symmetric", "bias"),
+    [
+        (2, 128, "float16", 40, 1152, 0, False),
+        (2, 128, "float16", 200, 1024, 2, True),
+        (1, 64, "bfloat16", 7, 64, 1, False),
+        (4, 32, "bfloat16", 72, 288, 0, True),
+        (2, 64, "float32", 24, 320, 0, False),
+    ],
+)
+def test_on_the_gpu_many_rows_are_right_and_have_the_bits_they_have_in_any_tile(bits, group, dtype, n, k, symmetric,
+                                                                                bias) -> None:  # fmt: skip
+    p = problem(bits, group, dtype, n, k, 129, symmetric=symmetric, bias=bias)
+    facts = {**p.facts, "device": on_gpu() or "none"}
+    family = next((f for f in gpu_offers.FAMILIES if f.device == on_gpu() and not f.kernel.eligible(**p.facts)), None)
+    if family is None or gpu_offers.many_rows(facts) is None:
+        pytest.skip("no GPU, or no kernel of many rows for it")
+    scales, biases = (mx.array(values(a).astype(np.float32)).astype(getattr(mx, dtype)) for a in (p.scales, p.biases))
+    extra = mx.array(values(p.bias).astype(np.float32)).astype(scales.dtype) if bias else scales
+    f = gpu_offers.product(family, facts, (mx.array(p.w), scales, scales if symmetric else biases, extra))
+    x = mx.array(values(p.x).astype(np.float32)).astype(scales.dtype)
+    want, allowed = p.expected()
+    whole = f(x)
+    for rows in (slice(0, 17), slice(40, 104), slice(0, 129)):
+        y = f(x[rows])
+        have = np.array(y.astype(mx.float32)).astype(np.float64)
+        assert (np.abs(have - want[rows]) <= allowed[rows]).all(), f"rows {rows}"
+        assert bool(mx.array_equal(y, whole[rows])), f"rows {rows}"

@@ -1,9 +1,12 @@
-"""The CUDA text of the GPU kernels, compiled where nvcc is."""
+"""The CUDA text of the GPU kernels, compiled where nvcc is, and run where a GPU is."""
 
 from __future__ import annotations
 
+import mlx.core as mx
+import numpy as np
 import pytest
-from t5_gpu import KERNELS
+from t5_gpu import KERNELS, problem, values
+from t5_ternary import gpu_offers
 
 from backend_core.testing.cuda_text import compile_cuda, find_nvcc
 
@@ -34,3 +37,34 @@ def test_it_compiles(kernel, group, groups, dtype, scales, rows, bias) -> None:
                            scales_dtype=scales, has_bias=bias, device="cuda")  # fmt: skip
     types = {"x": dtype, "w": "uint8", "scales": scales, "bias": scales}
     assert compile_cuda(kernel, launch, types, {"y": out}).startswith(b"\x7fELF")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("group", "dtype", "n", "k", "bias"),
+    [
+        (128, "float16", 200, 1152, False),
+        (128, "bfloat16", 7, 128, True),
+        (64, "float16", 72, 1024, True),
+        (64, "bfloat16", 40, 192, False),
+        (128, "float32", 24, 384, False),
+    ],
+)
+def test_on_the_gpu_many_rows_are_right_and_have_the_bits_they_have_in_any_tile(group, dtype, n, k, bias) -> None:
+    device = "metal" if mx.metal.is_available() else "cuda" if mx.cuda.is_available() else ""
+    p = problem(group, dtype, n, k, 129, bias=bias)
+    facts = {**p.facts, "device": device or "none"}
+    family = next((f for f in gpu_offers.FAMILIES if f.device == device and not f.kernel.eligible(**p.facts)), None)
+    if family is None or (many := gpu_offers.many_rows(facts)) is None:
+        pytest.skip("no GPU, or no kernel of many rows for it")
+    scales = mx.array(values(p.scales).astype(np.float32)).astype(getattr(mx, dtype))
+    extra = mx.array(values(p.bias).astype(np.float32)).astype(scales.dtype) if bias else scales
+    f = gpu_offers.product(family, facts, (mx.array(p.w), scales, extra), many)
+    x = mx.array(values(p.x).astype(np.float32)).astype(scales.dtype)
+    want, allowed = p.expected()
+    whole = f(x)
+    for rows in (slice(0, 17), slice(40, 104), slice(0, 129)):
+        y = f(x[rows])
+        have = np.array(y.astype(mx.float32)).astype(np.float64)
+        assert (np.abs(have - want[rows]) <= allowed[rows]).all(), f"rows {rows}"
+        assert bool(mx.array_equal(y, whole[rows])), f"rows {rows}"
