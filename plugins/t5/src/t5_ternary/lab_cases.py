@@ -60,16 +60,18 @@ def _case(kernel: SimtKernel, f: dict[str, Any]) -> lab.Case:
         "x": rows * k * size, "w": n * packed_columns(k, group), "scales": n * k // group * size,
         "bias": n * size if bias is not None else 0, "y": rows * n * size,
     }  # fmt: skip
-    kind = f"g{group} {dtype}, {n}x{k}, {rows} row{'s' if rows > 1 else ''}"
+    kind, launch = f"g{group} {dtype}, {n}x{k}, {rows} row{'s' if rows > 1 else ''}", kernel.launch(**f)
+    few = kernel in (T5_QMV, T5_MMA)
+    # All rows of a pass or tile share what is read of the weights; beyond the last column that one is read again.
+    once = n % 16 == 0 and launch.grid[1] == 1 if few else n % 64 == 0
     return lab.Case(
         name=kind if bias is None else f"{kind}, bias",
-        launch=kernel.launch(**f),
+        launch=launch,
         # What is not read may be anything of its type.
         inputs=(x, packed, scales, scales if bias is None else bias),
         outputs=(((rows, n), dtype),),
         touched=touched,
-        # All rows of a tile share what is read of the weights; beyond the last column tiles take that column again.
-        once=("w", "y") if n % (16 if kernel in (T5_QMV, T5_MMA) else 64) == 0 else ("y",),
+        once=("w", "y") if once else ("y",),
         shapes={"w": packed.shape, "scales": (n, k // group)},
         excess=excess,
     )
