@@ -19,6 +19,12 @@ METAL_FUNC To as_type(From value) {
   return to;
 }
 
+//: INFINITY
+// A compiler without the host's headers does not have it.
+#ifndef INFINITY
+#define INFINITY as_type<float>(0x7f800000u)
+#endif
+
 //: simd_sum
 METAL_FUNC float simd_sum(float v) {
 #pragma unroll
