@@ -29,6 +29,8 @@ _BEFORE = """#include <cstdint>
 struct Shape { int v[8]; __device__ int operator[](int i) const { return v[i]; } };
 struct Strides { int64_t v[8]; __device__ int64_t operator[](int i) const { return v[i]; } };
 """
+#: What the host's headers define and the compiler that mlx-accel runs on a user's machine (NVRTC) does not know.
+_HOST_S_OWN = "".join(f"#undef {name}\n" for name in ("INFINITY", "NAN", "HUGE_VALF", "M_PI", "FLT_MAX", "FLT_MIN"))
 
 
 class CudaError(Exception):
@@ -59,7 +61,7 @@ def cuda_text(kernel: SimtKernel, launch: Launch, inputs: Mapping[str, str], out
     arguments += [f"{_TYPES[dtype]}* {name}" for name, dtype in outputs.items()]
     signature = ",\n    ".join(arguments)
     return (
-        f"{_BEFORE}{text.header}\nnamespace mlx::core::cu {{\nnamespace cg = cooperative_groups;\n"
+        f"{_BEFORE}{_HOST_S_OWN}{text.header}\nnamespace mlx::core::cu {{\nnamespace cg = cooperative_groups;\n"
         f"__global__ void custom_kernel_{kernel.name}(\n    {signature}) {{\n"
         f"{kernel.cuda_body(launch.template)}\n}}\n}}\n"
     )

@@ -210,17 +210,12 @@ METAL_FUNC void mma_bytes(int* d, uint a0, uint a1, uint b, ushort) {
       : "r"(a0), "r"(a1), "r"(b));
 }
 
-//: even_bytes bytes_as_halves f16_pair_times_plus
+//: even_bytes bytes_as_halves
 METAL_FUNC uint even_bytes(uint a, uint b) {
   return __byte_perm(a, b, 0x6420);
 }
 METAL_FUNC uint bytes_as_halves(uint w, bool upper) {
   return __byte_perm(w, 0x65u, upper ? 0x4342u : 0x4140u);
-}
-METAL_FUNC uint f16_pair_times_plus(uint v, uint k, uint c) {
-  uint r;
-  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(v), "r"(k), "r"(c));
-  return r;
 }
 
 //: popcount

@@ -83,7 +83,7 @@ METAL_FUNC uint f16_pair_mul(uint v, uint k) {
 }
 
 //: f16_pair_fused
-// The halves in `a` times those in `b` plus those in `c`, where the result is exact.
+// The halves in `a` times those in `b` plus those in `c`, rounded once where float32 holds the result.
 METAL_FUNC uint f16_pair_fused(uint a, uint b, uint c) {
   const half2 u = as_type<half2>(a), v = as_type<half2>(b), w = as_type<half2>(c);
   const float low = fma(float(u.x), float(v.x), float(w.x)), high = fma(float(u.y), float(v.y), float(w.y));
@@ -186,20 +186,14 @@ METAL_FUNC void mma_bytes(thread int* d, uint a0, uint a1, uint a2, uint a3, uin
   mma_bytes(d, a2, a3, b1, lane);
 }
 
-//: even_bytes bytes_as_halves f16_pair_times_plus
-// Bytes 0 and 2 of a, then of b. The lower or upper two bytes of a word as halves 1280 + byte. v * k + c for two halves
-// in each word, rounded once.
+//: even_bytes bytes_as_halves
+// Bytes 0 and 2 of a, then of b. The lower or upper two bytes of a word as halves 1280 + byte.
 METAL_FUNC uint even_bytes(uint a, uint b) {
   return (a & 0xffu) | (a >> 8 & 0xff00u) | (b & 0xffu) << 16 | (b << 8 & 0xff000000u);
 }
 METAL_FUNC uint bytes_as_halves(uint w, bool upper) {
   const uint v = upper ? w >> 16 : w;
   return (v & 0xffu) | (v & 0xff00u) << 8 | 0x65006500u;
-}
-METAL_FUNC uint f16_pair_times_plus(uint v, uint k, uint c) {
-  const half2 a = as_type<half2>(v), b = as_type<half2>(k), d = as_type<half2>(c);
-  const half low = half(fma(float(a.x), float(b.x), float(d.x))), high = half(fma(float(a.y), float(b.y), float(d.y)));
-  return as_type<uint>(half2(low, high));
 }
 
 //: copy_words copies_end copies_wait

@@ -10,7 +10,7 @@ from gpu_harness import KERNELS, problem, values
 
 from backend_core.testing.cuda_text import compile_cuda, find_nvcc
 
-QMV, MMA, QMM = (KERNELS[f"affine_{name}"] for name in ("qmv", "mma", "qmm"))
+QMV, MMA, BITS, QMM = (KERNELS[f"affine_{name}"] for name in ("qmv", "mma", "bits", "qmm"))
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,10 @@ QMV, MMA, QMM = (KERNELS[f"affine_{name}"] for name in ("qmv", "mma", "qmm"))
         (MMA, 2, 64, "float16", "float32", 8, 2, False),
         (MMA, 4, 32, "float16", "float16", 16, 0, False),
         (MMA, 8, 128, "float16", "float16", 3, 0, False),
+        (BITS, 1, 128, "float16", "float32", 1, 0, True),
+        (BITS, 1, 128, "bfloat16", "bfloat16", 8, 1, False),
         (QMM, 2, 128, "float16", "float16", 300, 2, True),
+        (QMM, 2, 128, "float16", "float16", 300, 0, False),
         (QMM, 1, 64, "bfloat16", "bfloat16", 17, 0, False),
     ],
 )
@@ -45,7 +48,7 @@ def on_gpu() -> str:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("family", gpu_offers.FAMILIES, ids=lambda f: f"{f.name}-{f.device}")
+@pytest.mark.parametrize("family", (gpu_offers.BITS, *gpu_offers.FAMILIES), ids=lambda f: f"{f.name}-{f.device}")
 @pytest.mark.parametrize(
     ("bits", "group", "dtype", "n", "k", "symmetric", "bias"),
     [
@@ -54,6 +57,8 @@ def on_gpu() -> str:
         (2, 64, "float32", 24, 320, 2, False),
         (4, 32, "float16", 72, 288, 0, True),
         (3, 64, "float16", 23, 576, 0, False),
+        (1, 128, "float16", 72, 1280, 1, True),
+        (1, 128, "bfloat16", 40, 4096, 0, False),
     ],
 )
 def test_on_the_gpu_rows_are_right_and_have_the_bits_they_have_alone(family, bits, group, dtype, n, k, symmetric,

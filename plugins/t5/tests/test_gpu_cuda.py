@@ -40,6 +40,36 @@ def test_it_compiles(kernel, group, groups, dtype, scales, rows, bias) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("family", (gpu_offers.MMA, *gpu_offers.FAMILIES), ids=lambda f: f"{f.name}-{f.device}")
+@pytest.mark.parametrize(
+    ("group", "dtype", "n", "k", "bias"),
+    [
+        (128, "float16", 40, 5120, False),
+        (128, "bfloat16", 23, 640, True),
+        (64, "float16", 72, 2048, True),
+        (64, "float32", 24, 320, False),
+    ],
+)
+def test_on_the_gpu_rows_are_right_and_have_the_bits_they_have_alone(family, group, dtype, n, k, bias) -> None:
+    if family.device != ("metal" if mx.metal.is_available() else "cuda" if mx.cuda.is_available() else ""):
+        pytest.skip(f"no {family.device} device")
+    p = problem(group, dtype, n, k, 16, bias=bias)
+    if family.kernel.eligible(**p.facts):
+        pytest.skip(f"{family.kernel.name} does not serve it")
+    scales = mx.array(values(p.scales).astype(np.float32)).astype(getattr(mx, dtype))
+    extra = mx.array(values(p.bias).astype(np.float32)).astype(scales.dtype) if bias else scales
+    f = gpu_offers.product(family, {**p.facts, "device": family.device}, (mx.array(p.w), scales, extra))
+    x = mx.array(values(p.x).astype(np.float32)).astype(scales.dtype)
+    want, allowed = p.expected()
+    alone = [f(x[i : i + 1]) for i in range(16)]
+    for rows in range(1, 17):
+        y = f(x[:rows])
+        have = np.array(y.astype(mx.float32)).astype(np.float64)
+        assert (np.abs(have - want[:rows]) <= allowed[:rows]).all(), f"{rows} rows"
+        assert all(bool(mx.array_equal(y[i], alone[i][0])) for i in range(rows)), f"{rows} rows"
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     ("group", "dtype", "n", "k", "bias"),
     [

@@ -325,8 +325,8 @@ METAL_FUNC void quotients_of(thread uint* quotients, uint word) {
   quotients[0] = word;
 #pragma unroll
   for (int i = 1; i < 5; i++) {
-    low = f16_pair_times_plus(low, 0x35553555u, 0x62aa62aau);
-    high = f16_pair_times_plus(high, 0x35553555u, 0x62aa62aau);
+    low = f16_pair_fused(low, 0x35553555u, 0x62aa62aau);
+    high = f16_pair_fused(high, 0x35553555u, 0x62aa62aau);
     quotients[i] = even_bytes(low, high);
   }
 }
