@@ -17,7 +17,8 @@ from .walk import Found
 RAISED = "raised "
 #: Most characters of an exception's message in the report: compilers write pages.
 MOST_TEXT = 1500
-#: Groups of this many layers share the lengths of their verification calls once the profile knows the offer.
+#: Groups of this many layers share the lengths of their verification calls once the offer was verified in full, on one
+#: of them or by the process whose race the profile holds.
 BRIEF_FROM = 8
 
 
@@ -71,8 +72,9 @@ def _verify_some(
 ) -> None:
     import mlx.core as mx
 
-    # What the profile knows was verified in full when it was raced; layers are still each looked at.
-    cases = probe.brief_cases if candidate.how == "profile" and len(found) >= BRIEF_FROM else probe.cases
+    # Layers are still each looked at: their weights are others, the code is the same.
+    probe.thorough = not candidate.verified and candidate.how != "profile"
+    cases = probe.cases if probe.thorough or len(found) < BRIEF_FROM else probe.brief_cases
     results: dict[int, list[tuple[int, Any]]] = {}
     faults: dict[int, BaseException] = {}
     with marker():
@@ -91,7 +93,6 @@ def _verify_some(
                 except Exception as error:
                     faults[i] = error
     kernel_errors = native.take_errors()
-    probe.thorough = not candidate.verified and candidate.how != "profile"
     for i in indices:
         try:
             if i in faults:

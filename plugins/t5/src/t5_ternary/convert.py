@@ -1,4 +1,4 @@
-"""Between t5 bytes and mlx's affine 2-bit words, in numpy, by tables.
+"""Between t5 bytes and mlx's affine 2-bit words, by tables; the way to words in C++ where the library has it.
 
 Twenty weights are five bytes of 2-bit codes and four bytes of t5. Both directions go through tables that relate ten
 bits (five codes) with one t5 byte, or twenty with two; nothing is ever widened to one number a weight. Codes equal
@@ -11,6 +11,7 @@ import functools
 
 import numpy as np
 
+from . import host
 from .layout import GROUP_BYTES, LARGEST, PADDING
 
 #: In the table from ten bits to a byte: one of the five codes is 3.
@@ -74,6 +75,12 @@ def to_affine(packed: np.ndarray, group_size: int) -> np.ndarray:
 
     The inverse of :func:`from_affine`. The bytes must be valid: see :func:`first_fault`.
     """
+    words = host.to_affine(packed, group_size)
+    return to_affine_in_numpy(packed, group_size) if words is None else words
+
+
+def to_affine_in_numpy(packed: np.ndarray, group_size: int) -> np.ndarray:
+    """:func:`to_affine` without the library."""
     lead, size = packed.shape[:-1], GROUP_BYTES[group_size]
     data = np.ascontiguousarray(packed).reshape(-1, size)
     table, even = _pairs(), size + size % 2
@@ -98,7 +105,8 @@ def _shifted(numbers: np.ndarray, i: int, shift: int, out: np.ndarray | None = N
 
 def first_fault(packed: np.ndarray, group_size: int) -> str:
     """What is wrong with t5 bytes (..., columns), "" if nothing: a byte above 242, or padding that is not 1."""
-    if not packed.size:
+    # What is valid, as nearly all is, need not be searched for the place.
+    if not packed.size or host.faults(packed, group_size) == 0:
         return ""
     if packed.max() > LARGEST:
         at = int(np.argmax(packed.reshape(-1) > LARGEST))
