@@ -7,7 +7,7 @@ room for them. What was measured is remembered, so that a model is loaded the sa
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -165,8 +165,8 @@ def _runner(layers: list[Any], policy: Policy) -> Any:
     return seconds
 
 
-def expanded(layer: Any) -> nn.Module:
-    """A t5 layer with its weights as mlx's own 2-bit layer."""
+def expanded(layer: Any, wide: mx.array | None = None) -> nn.Module:
+    """A t5 layer with its weights as mlx's own 2-bit layer. wide: its 2-bit words, where they have been made."""
     size = layer.group_size
     if isinstance(layer, T5Linear):
         cls: Any = nn.QuantizedLinear
@@ -178,7 +178,8 @@ def expanded(layer: Any) -> nn.Module:
     made = cls.__new__(cls)
     nn.Module.__init__(made)
     made.group_size, made.bits, made.mode = size, 2, "affine"
-    made.weight, made.scales, made.biases = words(layer.weight, size), layer.scales, -layer.scales
+    made.weight = words(layer.weight, size) if wide is None else wide
+    made.scales, made.biases = layer.scales, -layer.scales
     if "bias" in layer:
         made.bias = layer.bias
     if layer.weight.ndim == 3:
@@ -192,6 +193,9 @@ def expanded(layer: Any) -> nn.Module:
 def expand(layers: dict[str, Any], others: list[str], held: Mapping[str, mx.array]) -> dict[str, mx.array]:
     """Replace `layers` by 2-bit ones, in place, and give back their tensors with all others.
 
+    One by one, and packed weights in `held` are emptied behind it (they become zeros that take no memory), so that the
+    two forms are never in memory together.
+
     others
         Paths of t5 layers of a model's own class, which take 2-bit words as they are.
     """
@@ -200,9 +204,15 @@ def expand(layers: dict[str, Any], others: list[str], held: Mapping[str, mx.arra
     for path in others:
         weight, scales = held[path + ".weight"], held[path + ".scales"]
         sizes[path] = next(s for s, b in GROUP_BYTES.items() if weight.shape[-1] == b * scales.shape[-1])
+    uses = Counter(map(id, held.values()))
     for path, size in sizes.items():
-        result[path + ".weight"] = words(held[path + ".weight"], size)
+        packed = held[path + ".weight"]
+        result[path + ".weight"] = wide = words(packed, size)
         result[path + ".biases"] = -held[path + ".scales"]
         if path in layers:
-            layers[path] = expanded(_filled(type(layers[path]), layers[path], _arrays(held, path)))
+            layers[path] = expanded(_filled(type(layers[path]), layers[path], _arrays(held, path)), wide)
+        mx.eval(wide)
+        if uses[id(packed)] == 1:
+            # The host holds this very array until it is done, and never looks at it again.
+            packed[...] = 0
     return result

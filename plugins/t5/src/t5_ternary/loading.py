@@ -145,6 +145,11 @@ def layer_for(module: nn.Module, held: Mapping[str, mx.array], path: str, size: 
 
 def check(held: Mapping[str, mx.array], layers: Mapping[str, int]) -> None:
     """Raise ModelError, naming the tensor, if a byte is no five trits or padding is not 1. Reads all t5 weights."""
+    import mlx.core as mx
+
+    # One by one, so that each can be looked at while the next are read.
+    for path in layers:
+        mx.async_eval(held[path + ".weight"])
     for path, size in layers.items():
         if fault := convert.first_fault(np.array(held[path + ".weight"], copy=False), size):
             raise ModelError(f"{path}.weight is damaged: {fault}")
