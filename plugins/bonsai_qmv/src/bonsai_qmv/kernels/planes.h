@@ -40,7 +40,40 @@ struct Line {
 };
 
 using accel_fixed::split_digits;
-using accel_fixed::unit_of; /* spread 0: any finite row fits */
+
+/* accel_fixed::unit_of, which looks for the power of two that says most about a row. Nearly every row fits by what one of
+ * them says, a 64th of the largest number's: the more of them is known, the larger is the sum that must be large
+ * enough. k is a multiple of 32. spread 0: any finite row fits. */
+inline float unit_of(const float* x, int64_t k, float spread, float zeros) {
+  const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+  __m512i m = _mm512_setzero_si512(), other = m; /* as integers: NaN is above infinity */
+  for (int64_t i = 0; i < k; i += 32) {
+    m = _mm512_max_epu32(m, _mm512_and_si512(_mm512_loadu_si512(x + i), magnitude));
+    other = _mm512_max_epu32(other, _mm512_and_si512(_mm512_loadu_si512(x + i + 16), magnitude));
+  }
+  const uint32_t bits = _mm512_reduce_max_epu32(_mm512_max_epu32(m, other));
+  const float max = accel_float_of_bits(bits), left_out = zeros + 0.05f < 0.25f ? 0.25f : zeros + 0.05f;
+  if (max >= accel_fixed::kSmallestMax && max <= accel_fixed::kLargestMax && left_out < 1.0f && spread < 1e3f) {
+    const int64_t counted = (int64_t)((float)k * (1.0f - left_out));
+    const float limit = accel_float_of_bits((bits >> 23 << 23) - (6u << 23));
+    const __m512 l = _mm512_set1_ps(limit);
+    __m512 total = _mm512_setzero_ps(), more = total;
+    int64_t n = 0;
+    for (int64_t i = 0; i < k; i += 32) {
+      const __m512 a = _mm512_abs_ps(_mm512_loadu_ps(x + i)), b = _mm512_abs_ps(_mm512_loadu_ps(x + i + 16));
+      const __mmask16 first = _mm512_cmp_ps_mask(a, l, _CMP_LT_OQ), second = _mm512_cmp_ps_mask(b, l, _CMP_LT_OQ);
+      n += __builtin_popcount(_mm512_kunpackw(first, second));
+      total = _mm512_mask_add_ps(total, first, total, a);
+      more = _mm512_mask_add_ps(more, second, more, b);
+    }
+    const float sum = _mm512_reduce_add_ps(_mm512_add_ps(total, more)) + (float)(counted - n) * limit;
+    /* A thousandth for the rounding of sums: what is decided here is decided no differently there. */
+    if (n <= counted && max * (accel_fixed::kSafety * 0.29f) * spread * 1.001f <= sum) {
+      return accel_fixed::power_of_two((int32_t)(accel_bits_of_float(max * 1.0078125f) >> 23) - 127 - 22);
+    }
+  }
+  return accel_fixed::unit_of(x, k, spread, zeros);
+}
 
 /* Up to 16 neighbouring numbers `stride` apart; zeros beyond n. */
 inline __m512 some_floats(const void* from, int32_t dtype, int64_t at, int64_t stride, int64_t n) {
@@ -139,6 +172,47 @@ inline void make_start(__m512i of_words, int words, int32_t* start) {
   _mm512_mask_storeu_epi32(start, (__mmask16)((1 << (16 / step)) - 1), _mm512_permutexvar_epi32(first, sum));
 }
 
+/* The planes of a line of 4-bit codes from 128 floats. v + 0x808080 has the digits, each plus 128, as its bytes. */
+inline void nibble_planes(const float* x, __m512 inverse, Line<4>* to) {
+  const __m512i offset = _mm512_set1_epi32(0x808080), sign = _mm512_set1_epi8((char)0x80);
+  /* Bytes of 32 numbers: [digit hi, mid][even, odd numbers][16], and [lo, lo][even, odd][16]. */
+  alignas(64) static constexpr auto order = [] {
+    struct { uint8_t at[2][64]; } o{};
+    for (int b = 0; b < 64; ++b) {
+      const int number = b % 16 * 2 + b / 16 % 2;
+      o.at[0][b] = (uint8_t)(number * 4 + 2 - b / 32);
+      o.at[1][b] = (uint8_t)(number * 4);
+    }
+    return o;
+  }();
+  const __m512i upper = _mm512_load_si512(order.at[0]), lower = _mm512_load_si512(order.at[1]);
+  __m512i a[4], b[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m512i v = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + 32 * i), inverse));
+    const __m512i w = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + 32 * i + 16), inverse));
+    const __m512i p = _mm512_add_epi32(v, offset), q = _mm512_add_epi32(w, offset);
+    a[i] = _mm512_xor_si512(_mm512_permutex2var_epi8(p, upper, q), sign);
+    b[i] = _mm512_xor_si512(_mm512_permutex2var_epi8(p, lower, q), sign);
+  }
+  const __m512i hi = _mm512_shuffle_i32x4(a[0], a[1], 0x44), more_hi = _mm512_shuffle_i32x4(a[2], a[3], 0x44);
+  const __m512i mid = _mm512_shuffle_i32x4(a[0], a[1], 0xee), more_mid = _mm512_shuffle_i32x4(a[2], a[3], 0xee);
+  const __m512i lo = _mm512_shuffle_i32x4(b[0], b[1], 0x44), more_lo = _mm512_shuffle_i32x4(b[2], b[3], 0x44);
+  to->plane[0][0] = _mm512_shuffle_i32x4(hi, more_hi, 0x88);
+  to->plane[0][1] = _mm512_shuffle_i32x4(hi, more_hi, 0xdd);
+  to->plane[1][0] = _mm512_shuffle_i32x4(mid, more_mid, 0x88);
+  to->plane[1][1] = _mm512_shuffle_i32x4(mid, more_mid, 0xdd);
+  to->plane[2][0] = _mm512_shuffle_i32x4(lo, more_lo, 0x88);
+  to->plane[2][1] = _mm512_shuffle_i32x4(lo, more_lo, 0xdd);
+}
+
+/* Sums over quads of words. */
+inline __m128i quad_sums(__m512i words) {
+  words = _mm512_add_epi32(words, _mm512_shuffle_epi32(words, (_MM_PERM_ENUM)0xb1));
+  words = _mm512_add_epi32(words, _mm512_shuffle_epi32(words, (_MM_PERM_ENUM)0x4e));
+  return _mm512_castsi512_si128(_mm512_maskz_compress_epi32(0x1111, words));
+}
+
 /* Lines of one row whose unit is known.
  *   x       floats, zeros from k to the end of the last line
  *   lines   the row's first; `rows` from line to line
@@ -150,30 +224,33 @@ void make_planes(const float* x, int64_t k, int group, float unit, Line<BITS>* l
   const __m512i ones = _mm512_set1_epi8(1);
   const int words = group * BITS / 32;
   __m512i sum = _mm512_setzero_si512();
+  [[maybe_unused]] int32_t total = 0; /* |sum of a group| < 2^30 */
   for (int64_t k0 = 0; k0 < k; k0 += L::kWeights, lines += rows) {
-    alignas(64) int8_t digits[3][L::kWeights];
-    for (int j = 0; j < L::kWeights; j += 16) {
-      const __m512i v = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + k0 + j), inverse));
-      split_digits(v, digits[0] + j, digits[1] + j, digits[2] + j);
-      sum = _mm512_add_epi32(sum, v);
-      if ((k0 + j + 16) % group == 0 && k0 + j < k) {
-        totals[(k0 + j) / group] = (float)_mm512_reduce_add_epi32(sum);
-        sum = _mm512_setzero_si512();
+    if constexpr (BITS == 4) {
+      nibble_planes(x + k0, inverse, lines);
+    } else {
+      alignas(64) int8_t digits[3][L::kWeights];
+      for (int j = 0; j < L::kWeights; j += 16) {
+        const __m512i v = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + k0 + j), inverse));
+        split_digits(v, digits[0] + j, digits[1] + j, digits[2] + j);
+        sum = _mm512_add_epi32(sum, v);
+        if ((k0 + j + 16) % group == 0 && k0 + j < k) {
+          totals[(k0 + j) / group] = (float)_mm512_reduce_add_epi32(sum);
+          sum = _mm512_setzero_si512();
+        }
       }
-    }
-    for (int p = 0; p < 3; ++p) {
-      for (int i = 0; i < L::kSteps; ++i) {
-        uint8_t* to = (uint8_t*)&lines->plane[p][i];
-        for (int j = 0; j < L::kWeights; j += 64) {
-          const __m512i d = _mm512_load_si512(digits[p] + j);
-          if constexpr (BITS == 8) {
-            _mm512_store_si512(to, d);
-          } else if constexpr (BITS == 4) {
-            _mm256_store_si256((__m256i*)(to + j / 2), _mm512_cvtepi16_epi8(_mm512_srli_epi16(d, (unsigned)(8 * i))));
-          } else if constexpr (BITS == 2) {
-            _mm_store_si128((__m128i*)(to + j / 4), _mm512_cvtepi32_epi8(_mm512_srli_epi32(d, (unsigned)(8 * i))));
-          } else {
-            _mm_storel_epi64((__m128i*)(to + j / 8), _mm512_cvtepi64_epi8(_mm512_srli_epi64(d, (unsigned)(8 * i))));
+      for (int p = 0; p < 3; ++p) {
+        for (int i = 0; i < L::kSteps; ++i) {
+          uint8_t* to = (uint8_t*)&lines->plane[p][i];
+          for (int j = 0; j < L::kWeights; j += 64) {
+            const __m512i d = _mm512_load_si512(digits[p] + j);
+            if constexpr (BITS == 8) {
+              _mm512_store_si512(to, d);
+            } else if constexpr (BITS == 2) {
+              _mm_store_si128((__m128i*)(to + j / 4), _mm512_cvtepi32_epi8(_mm512_srli_epi32(d, (unsigned)(8 * i))));
+            } else {
+              _mm_storel_epi64((__m128i*)(to + j / 8), _mm512_cvtepi64_epi8(_mm512_srli_epi64(d, (unsigned)(8 * i))));
+            }
           }
         }
       }
@@ -189,7 +266,25 @@ void make_planes(const float* x, int64_t k, int group, float unit, Line<BITS>* l
         make_start<BITS>(high, words, lines->start[0]);
         make_start<BITS>(part[2], words, lines->start[1]);
       } else {
-        make_start<BITS>(_mm512_add_epi32(_mm512_slli_epi32(high, 8), part[2]), words, lines->start[0]);
+        const __m512i of_words = _mm512_add_epi32(_mm512_slli_epi32(high, 8), part[2]);
+        make_start<BITS>(of_words, words, lines->start[0]);
+        if constexpr (BITS == 4) { /* a quad is 32 numbers */
+          const __m128i of_quads = quad_sums(of_words);
+          if (group == 32) {
+            const __mmask8 have = (__mmask8)((1 << min64(4, (k - k0) / 32)) - 1);
+            _mm_mask_storeu_ps(totals + k0 / 32, have, _mm_cvtepi32_ps(of_quads));
+          } else {
+            alignas(16) int32_t some[4];
+            _mm_store_si128((__m128i*)some, of_quads);
+            for (int q = 0; q < 4 && k0 + 32 * q < k; ++q) {
+              total += some[q];
+              if ((k0 + 32 * (q + 1)) % group == 0) {
+                totals[(k0 + 32 * q) / group] = (float)total;
+                total = 0;
+              }
+            }
+          }
+        }
       }
     }
   }
