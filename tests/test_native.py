@@ -306,7 +306,7 @@ def test_affine_reference_reads_what_mlx_writes(bits, group):
 
 
 @needs_native
-@pytest.mark.parametrize("bits", [1, 3, 4, 8])
+@pytest.mark.parametrize("bits", [1, 2, 3, 4, 8])
 def test_references_have_the_same_bits_everywhere(bits):
     code = (
         "import numpy as np, hashlib\n"
@@ -315,7 +315,8 @@ def test_references_have_the_same_bits_everywhere(bits):
         f"bits = {bits}; x = rng.normal(size=(3, 640))\n"
         "w = rng.integers(0, 2**32, (70, 640 * bits // 32), dtype=np.uint32)\n"
         "s, b = (rng.normal(size=(70, 10)).astype(np.float32) for _ in range(2))\n"
-        "h.update(b''.join(a.tobytes() for a in m.affine_reference(x, w, s, b, bits, 64)))\n"
+        "for part in (x, x[:1]):\n"
+        "    h.update(b''.join(a.tobytes() for a in m.affine_reference(part, w, s, b, bits, 64)))\n"
         "w = rng.normal(size=(9, 640)).astype(np.float32)\n"
         "h.update(b''.join(a.tobytes() for a in m.dense_reference(x, w)))\n"
         "print(h.hexdigest())"

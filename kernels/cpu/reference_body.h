@@ -133,8 +133,17 @@ void affine_rows(const Product& p, const uint32_t* w, const float* scales, const
   });
 }
 
+#if ACCEL_VECTOR == 64 && defined(__GNUC__) && !defined(__clang__)
+#define ACCEL_REFERENCE_TABLE
+#include "reference_table.h"
+#endif
+
 void affine(const Product& p, const uint32_t* w, const float* scales, const float* biases, int bits, int group,
             int64_t begin, int64_t end) {
+#ifdef ACCEL_REFERENCE_TABLE
+  if (p.m == 1 && bits == 1) return affine_one<1>(p, w, scales, biases, group, begin, end);
+  if (p.m == 1 && bits == 2) return affine_one<2>(p, w, scales, biases, group, begin, end);
+#endif
   switch (bits) {
     case 1: return affine_rows<1>(p, w, scales, biases, group, begin, end);
     case 2: return affine_rows<2>(p, w, scales, biases, group, begin, end);

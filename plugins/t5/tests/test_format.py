@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from t5_ternary import convert, layout, reference, words
+from t5_ternary import convert, host, layout, reference, words
 
 GROUPS = (64, 128)
 
@@ -154,3 +154,33 @@ def test_words_of_all_codes_in_blocks_and_views(group):
     picked = np.array(words.words(mx.array(packed)[mx.array([5, 0, 5])], group))
     assert np.array_equal(picked, want[[5, 0, 5]])
     assert np.array_equal(np.array(words.words(mx.array(packed)[::3], group)), want[::3])
+
+
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("lead", [(0,), (1,), (7,), (3, 5), (1100,)])
+def test_words_and_faults_of_the_library_are_those_of_numpy(group, lead, monkeypatch):
+    """Every byte, also in pieces for threads; a damaged byte in any place is seen."""
+    if host.library() is None:
+        pytest.skip("installed without a compiler")
+    monkeypatch.setattr(host, "_GROUPS", 1000)
+    rng = np.random.default_rng(len(lead))
+    k = 3 * group
+    packed = reference.pack(random_trits(1, int(np.prod(lead)), k), group).reshape(
+        *lead, layout.packed_columns(k, group)
+    )
+    assert np.array_equal(host.to_affine(packed, group), convert.to_affine_in_numpy(packed, group))
+    assert host.faults(packed, group) == 0
+    if not packed.size:
+        return
+    padding, digits = layout.PADDING[group]
+    size = layout.GROUP_BYTES[group]
+    for place in (0, 1, size - 2, *rng.integers(0, packed.size, 5)):
+        wrong = packed.copy()
+        wrong.reshape(-1)[place] = 243
+        assert host.faults(wrong, group) == 1
+        assert f"byte {place} is 243" in convert.first_fault(wrong, group)
+    for value in (0, padding - 1, padding + 3**digits):
+        wrong = packed.copy()
+        wrong.reshape(-1)[-1] = value
+        assert host.faults(wrong, group) == 1
+        assert convert.first_fault(wrong, group)

@@ -162,4 +162,3 @@ def mark(config: dict[str, Any], layers: Mapping[str, int], held: Mapping[str, m
         marked = marker.mark(config, layers, others)
         config.clear()
         config.update(marked)
-
