@@ -65,7 +65,7 @@ def test_scales_that_differ_within_a_row() -> None:
     p = problem(128, "float16", 16, 1024, 2)
     factors = np.where(np.arange(8) % 2 == 0, 1.0, 3.9)
     p.scales = typed(np.ones((16, 1)) * factors * 0.02, "float16")
-    ratio = gpu_offers.ratio_of(mx.array(values(p.scales)), 0.3)
+    ratio = gpu_offers.ratio_of(mx.array(values(p.scales)))
     assert ratio in (64, 96, 128)
     result = checked(p, ratio=ratio)
     assert excess(p, result.outputs[0]) <= 1.0
@@ -82,22 +82,71 @@ def test_rows_of_zeros_are_integers() -> None:
     assert excess(p, checked(p).outputs[0]) <= 1.0
 
 
-def test_what_is_asked_of_scales_and_zeros() -> None:
-    def ratio(*rows: list[float]) -> int:
-        return gpu_offers.ratio_of(mx.array(rows, mx.float16), 0.3)
+@pytest.mark.parametrize("exponent", [-110, -60, 84, 125, 127])
+def test_large_numbers_that_meet_zeros_at_the_ends_of_bfloat16(exponent) -> None:
+    """Squares of units are zero or infinite there."""
+    n, k, rng = 16, 1024, np.random.default_rng(2)
+    x = rng.uniform(-1, 1, (1, k)) * 2.0 ** (exponent - 14)
+    x[:, ::128] = 2.0**exponent
+    trits = rng.integers(0, 3, (n, k)).astype(np.uint8)
+    trits[:, ::128] = 1
+    p = problem(128, "bfloat16", n, k, 1)
+    p.x, p.w = typed(x, "bfloat16"), reference.pack(trits, 128)
+    result = checked(p, zeros=gpu_offers.zeros_of(mx.array(p.w), 128))
+    assert excess(p, result.outputs[0]) <= 1.0
+    assert times_read(result) == 2
+
+
+def test_nothing_left_is_not_nothing_there() -> None:
+    """The larger half of a group's numbers are equal and meet zeros, the others are too small to be seen in a sum."""
+    n, k, rng = 16, 1024, np.random.default_rng(3)
+    x, trits = np.zeros((1, k)), rng.choice((0, 2), (n, k)).astype(np.uint8)
+    x[:, :64], x[:, 64:128] = 2.0**14, 2.0**-16
+    trits[:, :64], trits[:, 64:128] = 1, 2
+    p = problem(128, "float16", n, k, 1)
+    p.x, p.w = typed(x, "float16"), reference.pack(trits, 128)
+    p.scales = typed(np.full((n, k // 128), 0.5), "float16")
+    assert gpu_offers.zeros_of(mx.array(p.w), 128) == 64
+    assert excess(p, checked(p).outputs[0]) <= 1.0
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_group_with_many_zeros(dtype) -> None:
+    """They meet that group's large numbers; no other group has any, or numbers of x that would make up for it."""
+    n, k, many, rng = 16, 8192, 80, np.random.default_rng(4)
+    x, trits = np.zeros((1, k)), rng.choice((0, 2), (n, k)).astype(np.uint8)
+    x[:, :many] = rng.choice((-2020.0, 2020.0), many)
+    x[:, many:128] = rng.standard_normal(128 - many) * 2.0**-9
+    trits[:, :many] = 1
+    p = problem(128, dtype, n, k, 1)
+    p.x, p.w = typed(x, dtype), reference.pack(trits, 128)
+    p.scales = typed(np.full((n, k // 128), 0.5), dtype)
+    zeros = gpu_offers.zeros_of(mx.array(p.w), 128)
+    assert zeros == 80
+    assert excess(p, checked(p, zeros=zeros).outputs[0]) <= 1.0
+
+
+def test_what_is_asked_of_scales() -> None:
+    def ratio(*rows: list[float], dtype: mx.Dtype = mx.float16) -> int:
+        return gpu_offers.ratio_of(mx.array(rows, dtype))
 
     assert ratio([0.5, 0.5], [2.0, 2.0]) == 16
     assert ratio([0.5, -0.7], [0.0, 0.0]) == 24
     for scales in ([1.0, 9.0], [1.0, 0.0], [1.0, float("nan")], [1.0, float("inf")]):
         with pytest.raises(ValueError, match="scales of a row differ"):
             ratio(scales)
-    with pytest.raises(ValueError, match="60% of a row are zero"):
-        gpu_offers.ratio_of(mx.ones((1, 2), mx.float16), 0.6)
+    for size in (2.0**-61, 2.0**61):
+        with pytest.raises(ValueError, match=r"scales are from .* the kernel takes 8.67e-19 to 1.15e\+18"):
+            ratio([size, size], dtype=mx.bfloat16)
 
 
 @pytest.mark.parametrize("group", [64, 128])
-def test_share_of_zeros(group) -> None:
-    trits = np.zeros((3, 384), np.uint8)
-    trits[1, :96] = 1
-    trits[2, 200:] = 2
-    assert gpu_offers.zeros_of(mx.array(reference.pack(trits, group)), 384, group) == 96 / 384
+def test_weights_of_zero_in_a_group(group) -> None:
+    def zeros(share: float) -> int:
+        trits = np.zeros((3, 384), np.uint8)
+        trits[1, 128 : 128 + int(share * group)] = 1
+        return gpu_offers.zeros_of(mx.array(reference.pack(trits, group)), group)
+
+    assert [zeros(s) for s in (0.0, 0.5, 0.5 + 1 / group, 0.625, 0.65, 0.75)] == [64, 64, 80, 80, 96, 96]
+    with pytest.raises(ValueError, match=r"100% of a group's weights are zero; .* up to 75%"):
+        zeros(1.0)

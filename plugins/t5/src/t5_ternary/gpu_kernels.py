@@ -108,15 +108,15 @@ def _mma_shape(rows: int, k: int, group_size: int, device: str, simd_groups: int
 
 
 def _mma_geometry(*, rows: int, n: int, k: int, group_size: int, x_dtype: str, out_dtype: str, has_bias: bool = False,
-                  device: str = "metal", ratio: int = 16, simd_groups: int = 0, depth: int = 0, blocks: int = 0,
-                  **_: Any) -> Launch:  # fmt: skip
+                  device: str = "metal", ratio: int = 16, zeros: int = 64, simd_groups: int = 0, depth: int = 0,
+                  blocks: int = 0, **_: Any) -> Launch:  # fmt: skip
     at_once, simd_groups, depth, items = _mma_shape(rows, k, group_size, device, simd_groups, depth)
     columns = k // group_size * GROUP_BYTES[group_size]
     align = 16 if k % 1024 == 0 else next(a for a in (8, 4, 1) if columns % a == 0)
     template = (
         ("T", x_dtype), ("O", out_dtype), ("GS", group_size), ("ROWS", at_once), ("SIMD_GROUPS", simd_groups),
         ("ROOM", _ceil(k, 1024)), ("ITEMS", items), ("DEPTH", depth), ("ALIGN", align), ("RATIO", ratio),
-        ("HAS_BIAS", has_bias),
+        ("ZEROS", zeros), ("HAS_BIAS", has_bias),
     )  # fmt: skip
     lanes, passes = 32 * simd_groups, _ceil(rows, at_once)
     blocks = blocks or min(_ceil(n, 16), max(MULTIPROCESSORS // passes, 1))
@@ -132,7 +132,9 @@ T5_MMA = SimtKernel(
     source=_file("t5_mma.metal"),
     inputs=("x", "w", "scales", "bias"),
     outputs=("y",),
-    template=("T", "O", "GS", "ROWS", "SIMD_GROUPS", "ROOM", "ITEMS", "DEPTH", "ALIGN", "RATIO", "HAS_BIAS"),
+    template=(
+        "T", "O", "GS", "ROWS", "SIMD_GROUPS", "ROOM", "ITEMS", "DEPTH", "ALIGN", "RATIO", "ZEROS", "HAS_BIAS",
+    ),
     geometry=_mma_geometry,
     threadgroup_bytes=_mma_threadgroup_bytes,
     eligible=_mma_eligible,

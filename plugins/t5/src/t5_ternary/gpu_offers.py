@@ -18,16 +18,19 @@ from backend_core.sites import LinearSite, itemsize
 
 from .gpu_kernels import T5_MMA, T5_QMV
 from .gpu_tiles import T5_QMM, T5_QMM_SIMD, rows_of
-from .layout import packed_columns
+from .layout import GROUP_BYTES, packed_columns
 
 if TYPE_CHECKING:
     import mlx.core as mx
 
 #: Sums of fewer products are not exact enough in integers of 22 bits for most activations.
 LEAST_K = 512
-#: Share of weights of zero in a row, and ratio of two scales of a row, times 16.
-MOST_ZEROS, RATIOS = 0.45, (16, 24, 32, 48, 64, 96, 128)
+#: Ratio of two scales of a row, times 16, and weights of zero in a group of 128, of which few different ones are
+#: compiled.
+RATIOS, ZEROS = (16, 24, 32, 48, 64, 96, 128), (64, 80, 96)
 MOST_RATIO = RATIOS[-1] // 16
+#: Magnitudes of scales whose products with x are usual numbers.
+SMALLEST, LARGEST = 2.0**-60, 2.0**60
 
 #: The kernel that asks more of weights than their format, and may decline when it sees them: offered besides another.
 MMA = Family("packed_mma", T5_MMA, "cuda", (8, 0), (1, 2, 4, 8, 16), 20, "matrix instructions on bytes")
@@ -111,27 +114,37 @@ def build(
     check_shapes(family.kernel, shapes, {"w": weight, "scales": scales})
     facts = facts_of(site)
     if family is MMA:
-        facts["ratio"] = ratio_of(scales, zeros_of(weight, site.k, site.group_size))
+        facts["ratio"] = ratio_of(scales)
+        facts["zeros"] = zeros_of(weight, site.group_size)
     # What is not read is not bound either: anything of its type stands for it.
     return product(family, facts, (weight, scales, module["bias"] if facts["has_bias"] else scales), many)
 
 
-def zeros_of(weight: mx.array, k: int, group_size: int) -> float:
-    """The largest share of weights of zero in a row of t5 weights (n, columns)."""
+def zeros_of(weight: mx.array, group_size: int) -> int:
+    """What t5_mma.metal calls ZEROS: weights of zero in a group of 128 of t5 weights (n, columns), at most, or a bit
+    more.
+
+    Raises ValueError where a group has more of them than the kernel is exact enough for.
+    """
     import mlx.core as mx
 
     digits = [sum(byte // 3**i % 3 == 1 for i in range(5)) for byte in range(256)]
-    counts = mx.array(digits, mx.uint8)[weight].astype(mx.int32).sum(axis=1)
-    # The digits beyond the end of each group are zeros too.
-    padding = weight.shape[1] * 5 - k
-    return float(mx.max(counts).item() - padding) / k
+    size = GROUP_BYTES[group_size]
+    counts = mx.array(digits, mx.uint8)[weight].reshape(len(weight), -1, size).astype(mx.int32).sum(axis=2)
+    # The digits beyond the end of a group are zeros too.
+    most = (int(mx.max(counts).item()) - (size * 5 - group_size)) * 128 // group_size
+    if most > ZEROS[-1]:
+        raise ValueError(
+            f"{most / 128:.0%} of a group's weights are zero; the kernel is exact enough up to {ZEROS[-1] / 128:.0%}"
+        )
+    return next(z for z in ZEROS if most <= z)
 
 
-def ratio_of(scales: mx.array, zeros: float) -> int:
+def ratio_of(scales: mx.array) -> int:
     """What t5_mma.metal calls RATIO: 16 times the largest ratio of two scales (n, groups) of a row, or a bit more.
 
     Raises ValueError where the kernel would not keep the bound of `rounding`: with scales that differ more than
-    MOST_RATIO times or are zero beside others, or more zeros than half of a row's largest numbers may meet.
+    MOST_RATIO times, are zero beside others, or are far from usual numbers.
     """
     import mlx.core as mx
 
@@ -140,9 +153,9 @@ def ratio_of(scales: mx.array, zeros: float) -> int:
     ratio = float(mx.max(mx.where(high == 0, 1.0, high / low)).item())
     if not ratio <= MOST_RATIO:
         raise ValueError(f"scales of a row differ {ratio:.3g} times; the kernel is exact enough up to {MOST_RATIO}")
-    if zeros > MOST_ZEROS:
-        raise ValueError(f"{zeros:.0%} of a row are zero; the kernel is exact enough up to {MOST_ZEROS:.0%}")
-    # Few different ones, to compile less.
+    least, most = float(mx.min(mx.where(low == 0, 1.0, low)).item()), float(mx.max(high).item())
+    if least < SMALLEST or most > LARGEST:
+        raise ValueError(f"scales are from {least:.3g} to {most:.3g}; the kernel takes {SMALLEST:.3g} to {LARGEST:.3g}")
     return next(r for r in RATIOS if ratio * 16 <= r)
 
 

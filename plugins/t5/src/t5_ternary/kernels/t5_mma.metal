@@ -10,7 +10,8 @@
 // Template   GS 64 or 128; ROWS 1, 2 or 4, rows of x at a time; ROOM octets have room in threadgroup memory, at least
 //            K / 1024 rounded up; ITEMS pieces of work at a time, at least ROOM; DEPTH pieces, at least 2, that a SIMD
 //            group has memory for; ALIGN 16 if K is a multiple of 1024, else 8, 4 or 1, which the bytes of a row of w
-//            are a multiple of; RATIO: scales of a row of w differ by no more than RATIO / 16 times
+//            are a multiple of; RATIO: scales of a row of w differ by no more than RATIO / 16 times; ZEROS: no group of w
+//            has more than ZEROS of 128 weights of zero
 // Edges      any N; any M; K is a multiple of GS; N * K / GS is less than 2^31
 // Bytes      as in t5_qmv.metal, read once for each ROWS rows of x
 // Numbers    exactness `rounding`. x in a group becomes integers v of 22 bits, x ~ v * unit with unit 2^-20 of the
@@ -18,10 +19,10 @@
 //            a group are exact and meet its scale in float32. Five standard deviations of what v loses are within the
 //            bound if for the row of x
 //              16.4 * RATIO / 16 * sqrt(sum over groups of unit^2) <= 4 * sqrt(K) * 2^-24 * sum over groups of A
-//            where A is sum(min(|x|, c)) - GS / 2 * c, c = 2^-5 of the group's largest number: what is left of |x| if
-//            the larger half meets weights of zero. Other rows, those with infinities and NaN among them, are summed up
-//            in float32 by all lanes. Row-invariant: no order of sums depends on M, ROWS, ROOM, ITEMS, DEPTH or
-//            SIMD_GROUPS
+//            where A is sum(min(|x|, c)) - GS * ZEROS / 128 * c, c = 2^-5 of the group's largest number: no more than
+//            what is left of |x| if the largest meet weights of zero. Other rows, those with infinities and NaN and
+//            those too small or large for squares of units among them, are summed up in float32 by all lanes.
+//            Row-invariant: no order of sums depends on M, ROWS, ROOM, ITEMS, DEPTH or SIMD_GROUPS
 // Geometry   threadgroups of 32 * SIMD_GROUPS lanes, as many as the device holds at once. Threadgroup (i, j) of (I, J)
 //            makes columns [t, t + 1) * 16 of rows [j, j + 1) * ROWS for t = i, i + I, i + 2 I ... An octet, 1024
 //            weights or 208 bytes, of 16 columns is a piece of work; SIMD groups take them in turns (pieces.h)
@@ -82,7 +83,7 @@ METAL_FUNC void load_x(thread uint* raw, XP x, int i, int m_begin, int m_end, in
 }
 
 // x as it is, [row][k], and groups' facts, [row][group]. `raw` is load_x of the first turn.
-template <typename T, int GS, int ROWS, int SIMD_GROUPS, bool VECTORS, typename XP>
+template <typename T, int GS, int ROWS, int SIMD_GROUPS, int ZEROS, bool VECTORS, typename XP>
 METAL_FUNC void look_at_x(threadgroup uint4* xs, threadgroup Group* facts, threadgroup float* lefts, thread uint* raw,
                           XP x, int octets, int m_begin, int m_end, int k_end, int thread_index) {
   const int count = octets * 64 * ROWS;
@@ -139,7 +140,9 @@ METAL_FUNC void look_at_x(threadgroup uint4* xs, threadgroup Group* facts, threa
         g.sum = sum;
         facts[to_group] = g;
         // NaN and infinity are not finite here either, and compare false later on.
-        lefts[to_group] = largest < INFINITY ? left - cap * float(GS / 2) : largest - largest;
+        // Nothing left is not the same as nothing there.
+        const float rest = left - cap * (float(GS) * float(ZEROS) / 128.0f);
+        lefts[to_group] = !(largest < INFINITY) ? largest - largest : rest == 0.0f && largest > 0.0f ? -cap : rest;
       }
     }
     load_x<ROWS, VECTORS>(raw, x, i + 32 * SIMD_GROUPS, m_begin, m_end, i + 32 * SIMD_GROUPS < count ? k_end : 0);
@@ -224,7 +227,8 @@ METAL_FUNC uint unfit_rows(threadgroup const Group* facts, threadgroup const flo
   for (int m = 0; m < ROWS; m++) {
     float units = 0.0f, left = 0.0f;
     for (int g = lane; g < octets * (1024 / GS); g += 32) {
-      const float unit = facts[m * octets * (1024 / GS) + g].unit;
+      // Not so small that its square is none.
+      const float unit = max(facts[m * octets * (1024 / GS) + g].unit, 2.8e-17f);
       const float some = lefts[m * octets * (1024 / GS) + g];
       // A group of zeros has no part in it.
       units = fma(unit, some != 0.0f ? unit : 0.0f, units);
@@ -233,7 +237,8 @@ METAL_FUNC uint unfit_rows(threadgroup const Group* facts, threadgroup const flo
     units = simd_sum(units);
     left = simd_sum(left);
     const float error = 16.4f / 16.0f * float(RATIO) * sqrt(units);
-    const bool fits = error <= 4.0f / 16777216.0f * sqrt(float(k_end)) * left;
+    // Both may be infinite.
+    const bool fits = error < INFINITY && error <= 4.0f / 16777216.0f * sqrt(float(k_end)) * left;
     unfit |= fits ? 0u : 1u << m;
   }
   return unfit;
@@ -368,7 +373,7 @@ METAL_FUNC void end_group(thread float* sums, thread uint* before, thread const 
 }
 
 template <typename T, typename O, int GS, int ROWS, int SIMD_GROUPS, int ITEMS, int DEPTH, int ALIGN, int RATIO,
-          bool HAS_BIAS, bool VECTORS, typename XP, typename WP, typename SP, typename BP>
+          int ZEROS, bool HAS_BIAS, bool VECTORS, typename XP, typename WP, typename SP, typename BP>
 METAL_FUNC void t5_mma(XP x, WP w, SP scales, BP bias, device O* y, threadgroup uint4* fours, threadgroup uint* fifths,
                        threadgroup Group* facts, threadgroup float* lefts, threadgroup uint4* stage,
                        threadgroup float* part, int m_end, int n_end, int k_end, int m_begin, int first, int step,
@@ -397,8 +402,8 @@ METAL_FUNC void t5_mma(XP x, WP w, SP scales, BP bias, device O* y, threadgroup 
   }
   // The last places of all SIMD groups are not used yet.
   threadgroup uint4* xs = stage + (DEPTH - 1) * (SIMD_GROUPS * F::VECTORS);
-  look_at_x<T, GS, ROWS, SIMD_GROUPS, VECTORS>(xs, facts, lefts, raw, x, octets, m_begin, m_end, k_end,
-                                               thread_index);
+  look_at_x<T, GS, ROWS, SIMD_GROUPS, ZEROS, VECTORS>(xs, facts, lefts, raw, x, octets, m_begin, m_end, k_end,
+                                                      thread_index);
   threadgroup_barrier(mem_flags::mem_threadgroup);
   stage_x<T, GS, ROWS, SIMD_GROUPS>(fours, fifths, xs, facts, octets, thread_index);
   const uint unfit = unfit_rows<GS, ROWS, RATIO>(facts, lefts, octets, k_end, lane);
@@ -534,12 +539,12 @@ for (int i = 0; i + 1 < x_ndim; i++) {
 }
 // Arrays that begin between multiples of 16 bytes are views, and rare.
 if (aligned(x) && aligned(w) && aligned(scales)) {
-  t5_mma<T, O, GS, ROWS, SIMD_GROUPS, ITEMS, DEPTH, ALIGN, RATIO, HAS_BIAS, true>(
+  t5_mma<T, O, GS, ROWS, SIMD_GROUPS, ITEMS, DEPTH, ALIGN, RATIO, ZEROS, HAS_BIAS, true>(
       x, w, scales, bias, y, fours, fifths, facts, lefts, stage, part, m_end, scales_shape[0], x_shape[x_ndim - 1],
       threadgroup_position_in_grid.y * ROWS, threadgroup_position_in_grid.x, threadgroups_per_grid.x,
       simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
 } else {
-  t5_mma<T, O, GS, ROWS, SIMD_GROUPS, ITEMS, DEPTH, 1, RATIO, HAS_BIAS, false>(
+  t5_mma<T, O, GS, ROWS, SIMD_GROUPS, ITEMS, DEPTH, 1, RATIO, ZEROS, HAS_BIAS, false>(
       x, w, scales, bias, y, fours, fifths, facts, lefts, stage, part, m_end, scales_shape[0], x_shape[x_ndim - 1],
       threadgroup_position_in_grid.y * ROWS, threadgroup_position_in_grid.x, threadgroups_per_grid.x,
       simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
