@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from bonsai_qmv import gpu_offers, reference
-from bonsai_qmv.gpu_bits import AFFINE_BITS, most_uneven, unevenness
+from bonsai_qmv.gpu_bits import AFFINE_BITS, most_uneven, unevenness, unusual
 from gpu_harness import excess, problem, run, typed, values
 
 from backend_core.simt import families
@@ -132,6 +132,27 @@ def test_views_that_begin_between_multiples_of_16_bytes() -> None:
         setattr(p, name, memory[1:].reshape(a.shape))
         np.testing.assert_array_equal(checked(p).outputs[0], whole)
         setattr(p, name, a)
+
+
+@pytest.mark.parametrize("symmetric", [0, 1])
+@pytest.mark.parametrize("exponent", [-126, -60, 119, 122, 124])
+def test_numbers_at_the_ends_of_bfloat16(exponent, symmetric) -> None:
+    """All of one sign: their sum over a group is more than float32 holds, where products with weights are not."""
+    p = problem(1, 128, "bfloat16", 16, 1152, 2, symmetric=symmetric)
+    p.scales = typed(np.full((16, 9), 2.0**-12 if exponent > 0 else 0.5), "bfloat16")
+    p.biases = typed(values(p.scales) * -0.5, "bfloat16")
+    p.x = typed(np.random.default_rng(1).uniform(1, 1.9, (2, 1152)) * 2.0**exponent, "bfloat16")
+    assert excess(p, checked(p).outputs[0]) <= 1.0
+
+
+def test_weights_far_from_usual_numbers() -> None:
+    def of(*weights: float) -> str:
+        size = mx.array([weights], mx.float32)
+        return unusual(size * 2, -size)
+
+    assert not of(2.0**-50, 0.0, 0.02, 2.0**50)
+    assert "from 4.44e-16" in of(2.0**-51, 1.0)
+    assert "to 2.25e+15" in of(1.0, 2.0**51)
 
 
 def test_unevenness() -> None:

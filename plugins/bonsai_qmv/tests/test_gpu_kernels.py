@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 
+import mlx.core as mx
 import numpy as np
 import pytest
+from bonsai_qmv import gpu_offers
 from gpu_harness import KERNELS, excess, problem, run, typed, values
 
 from backend_core.simt import arguments
@@ -214,6 +216,17 @@ def test_weights_that_are_values_of_x_s_dtype_give_the_same_within_rounding() ->
     for folded in (True, False):
         assert QMM.launch(**{**p.facts, "rows": 20}, folded=folded).value("FOLDED") is folded
         assert excess(p, run(QMM, p, folded=folded).check().outputs[0]) <= 1.0
+
+
+@pytest.mark.parametrize("bits", [1, 2])
+def test_scales_of_which_twice_is_infinite(bits) -> None:
+    p = problem(bits, 128, "float16", 40, 256, 20)
+    p.scales = typed(np.full((40, 2), 40000.0), "float16")
+    p.biases, p.x = typed(values(p.scales) * -1.5, "float16"), typed(values(p.x) * 2.0**-14, "float16")
+    folded = gpu_offers.can_fold(mx.array(p.scales))
+    assert not folded
+    assert excess(p, run(QMM, p, folded=folded).check().outputs[0]) <= 1.0
+    assert gpu_offers.can_fold(mx.full((2, 2), -32752, mx.float16))
 
 
 #: What the type check says of members of a struct that is handed over by reference, and Metal does not.

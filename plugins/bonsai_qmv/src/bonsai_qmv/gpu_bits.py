@@ -21,6 +21,8 @@ MULTIPROCESSORS = 132
 MOST_SIMD_GROUPS = 17
 #: Shared memory that a threadgroup of it may have, by device.
 BITS_BYTES = {"metal": 32768, "cuda": 163 << 10}
+#: Magnitudes of weights that it takes, zero aside.
+SMALLEST, LARGEST = 2.0**-50, 2.0**50
 
 
 def _ceil(a: int, b: int) -> int:
@@ -38,6 +40,19 @@ def unevenness(scales: mx.array, biases: mx.array) -> float:
     b = mx.abs(biases.astype(mx.float32) + scales.astype(mx.float32))
     low, high = mx.minimum(a, b), mx.maximum(a, b)
     return float(mx.max(mx.where(high == 0, 1.0, high / low)).item())
+
+
+def unusual(scales: mx.array, biases: mx.array) -> str:
+    """What is said of the largest of a group's two 1-bit weights where its products with x may be more or less than
+    float32 holds; empty where they are usual numbers or zero. scales, biases: as in :func:`unevenness`."""
+    import mlx.core as mx
+
+    b = biases.astype(mx.float32)
+    size = mx.maximum(mx.abs(b), mx.abs(b + scales.astype(mx.float32)))
+    least, most = float(mx.min(mx.where(size == 0, 1.0, size)).item()), float(mx.max(size).item())
+    if least >= SMALLEST and most <= LARGEST:
+        return ""
+    return f"weights are from {least:.3g} to {most:.3g}; the kernel takes {SMALLEST:.3g} to {LARGEST:.3g}"
 
 
 def most_uneven(k: int) -> float:

@@ -18,7 +18,7 @@ from backend_core.simt import MOST_ROWS, Family, SimtKernel, check_shapes, famil
 from backend_core.simt.tiles import rows_of_tiles
 from backend_core.sites import LinearSite, itemsize
 
-from .gpu_bits import AFFINE_BITS, most_uneven, unevenness
+from .gpu_bits import AFFINE_BITS, most_uneven, unevenness, unusual
 from .gpu_kernels import AFFINE_MMA, AFFINE_QMM, AFFINE_QMV, QMM_ROWS
 from .gpu_tiles import AFFINE_QMM_SIMD
 
@@ -101,8 +101,9 @@ def build(module: Any, *, family: Family, site: LinearSite) -> Callable[[mx.arra
         Holds ``weight`` (n, k * bits // 32) uint32, ``scales`` and ``biases`` (n, k // group_size), and possibly
         ``bias`` (n,).
 
-    Reads all scales and biases, to know whether the biases need to be read. Raises ValueError if the arrays do not fit
-    each other or the kernel cannot serve them, RuntimeError without the device.
+    Reads all scales and biases, to know whether the biases need to be read and what the kernels may do with them.
+    Raises ValueError if the arrays do not fit each other or the kernel cannot serve them, RuntimeError without the
+    device.
     """
     weight, scales, biases = module["weight"], module["scales"], module["biases"]
     groups = (site.n, site.k // site.group_size)
@@ -114,7 +115,10 @@ def build(module: Any, *, family: Family, site: LinearSite) -> Callable[[mx.arra
             f"a weight is {ratio:.3g} times as large as another of its group; for sums of {site.k} products the kernel "
             f"is exact enough up to {most_uneven(site.k):.2f}"
         )
+    if family is BITS and (reason := unusual(scales, biases)):
+        raise ValueError(reason)
     facts = facts_of(site, symmetric=symmetric)
+    facts["folded"] = can_fold(scales)
     # What is not read is not bound either: anything of its type stands for it.
     bias = module["bias"] if facts["has_bias"] else scales
     fixed = (weight, scales, scales if symmetric else biases, bias)
@@ -150,6 +154,13 @@ def product(family: Family, facts: dict[str, Any], fixed: tuple[mx.array, ...]) 
         return y + bias if facts["has_bias"] else y
 
     return simt.product(family, facts, fixed, stock, simt.many_rows(large, family.device, facts, fixed, whole))
+
+
+def can_fold(scales: mx.array) -> bool:
+    """Whether twice each scale is a finite number of the scales' dtype, as `FOLDED` of affine_qmm.metal asks."""
+    import mlx.core as mx
+
+    return bool(mx.all(mx.abs(scales) * 2 < mx.inf).item())
 
 
 def symmetric_ratio(scales: mx.array, biases: mx.array) -> int:

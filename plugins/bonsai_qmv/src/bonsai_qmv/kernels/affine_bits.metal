@@ -17,8 +17,8 @@
 //            of v over a group's codes are exact; they meet scales as float32, in four parts of six bits. `rounding`
 //            holds where no weight of a group is more than sqrt(K) / 33 times as large as another: a rounding error
 //            of v has standard deviation 0.29 unit, five of them for a group, 5 * 0.29 * unit * sqrt(128) * max|w|,
-//            stay below 4 * sqrt(K) * 2^-24 * max|x| * min|w|. Rows of x with infinities or NaN are summed up one by
-//            one in float32. Row-invariant: the order of sums does not depend on M, ROWS, ROOM, ITEMS or SIMD_GROUPS
+//            stay below 4 * sqrt(K) * 2^-24 * max|x| * min|w|. Rows of x with infinities, NaN or groups of numbers whose
+//            products or sums float32 may not hold are summed up one by one in float32. Row-invariant: the order of sums does not depend on M, ROWS, ROOM, ITEMS or SIMD_GROUPS
 // Geometry   threadgroups of 32 * SIMD_GROUPS lanes, as many as the device holds at once. Threadgroup (i, j) of (I, J)
 //            makes columns [t, t + 1) * 16 of rows [j, j + 1) * ROWS for t = i, i + I, i + 2 I ... An octet of groups
 //            of 16 columns is a piece of work; SIMD groups take them in turns
@@ -75,7 +75,7 @@ METAL_FUNC void load_x(thread uint* raw, XP x, int i, int m_begin, int m_end, in
 // x as planes: word q of plane 6 t + 2 j + c of group g at vector [g / 4][row][j][(2 t + c) * 4 + q], element g % 4.
 // Units, halved, and sums of x over groups as [g / 4][row]; and what sums of v over the codes of a group have too much,
 // for each t, as [g / 4][row][t]: the sum of all v, its lower 18 bits with t = 0 and the others with t = 3.
-// Sets `odd`[simd group][row] where numbers are not finite; these count as zero. `raw` is load_x of the first turn.
+// Sets `odd`[simd group][row] where numbers are not finite, above 2^120, or all of a group below 2^-50. `raw` is load_x of the first turn.
 template <typename T, int ROWS, int SIMD_GROUPS, bool VECTORS, typename XP>
 METAL_FUNC void stage_bits(threadgroup ushort* planes, threadgroup float* units, threadgroup float* totals,
                            threadgroup float* sums, threadgroup uint* odd, thread uint* raw, XP x, int m_begin,
@@ -95,9 +95,9 @@ METAL_FUNC void stage_bits(threadgroup ushort* planes, threadgroup float* units,
     most = max(most, simd_shuffle_xor(most, 2));
     most = max(most, simd_shuffle_xor(most, 4));
     const float largest = low_value<T>(most);
-    const bool finite = largest < INFINITY;
-    // The exponent of float32, not below that of the smallest unit.
-    const uint exponent = finite ? max(as_type<uint>(largest) >> 23, 24u) : 127u;
+    const bool usual = largest == 0.0f || (largest >= 8.8817842e-16f && largest < 1.3292280e36f);
+    // The exponent of float32.
+    const uint exponent = usual ? max(as_type<uint>(largest) >> 23, 77u) : 127u;
     const float unit = as_type<float>((exponent - 21u) << 23), inverse = as_type<float>((275u - exponent) << 23);
     uint added = 0;
 #pragma unroll
@@ -107,7 +107,7 @@ METAL_FUNC void stage_bits(threadgroup ushort* planes, threadgroup float* units,
       v[2 * j + 1] = as_type<uint>(fma(high_value<T>(raw[j]), inverse, 12582912.0f));
       added += v[2 * j] + v[2 * j + 1];
     }
-    int sum = int(added - 16u * 0x4b400000u);
+    int sum = usual ? int(added - 16u * 0x4b400000u) : 0;
     // The next turn's values arrive meanwhile.
     if (i + SIMD_GROUPS * 4 < padded * ROWS) {
       load_x<ROWS, VECTORS>(raw, x, i + SIMD_GROUPS * 4, m_begin, m_end, groups, lane);
@@ -130,7 +130,7 @@ METAL_FUNC void stage_bits(threadgroup ushort* planes, threadgroup float* units,
       units[at * 4 + group % 4] = 0.5f * unit;
       sums[at * 4 + group % 4] = float(sum) * unit;
     }
-    seen |= finite ? 0u : 1u << m;
+    seen |= usual ? 0u : 1u << m;
   }
 #pragma unroll
   for (int m = 0; m < ROWS; m++) {

@@ -7,8 +7,8 @@
 //            B: as in affine_qmv.metal, biases unread if SYMMETRIC, bias unread unless HAS_BIAS
 // Output     y (..., N) of O
 //
-// Template   BITS 1, 2 or 4; GS 32, 64 or 128; WARPS_M of SIMD_GROUPS share columns. FOLDED: S is T, and BITS is 1
-//            or 2. RESIDENT threadgroups shall fit a multiprocessor
+// Template   BITS 1, 2 or 4; GS 32, 64 or 128; WARPS_M of SIMD_GROUPS share columns. FOLDED: S is T, BITS is 1 or
+//            2, and twice each scale is finite. RESIDENT threadgroups shall fit a multiprocessor
 // Edges      any N; any M; K is a multiple of GS
 // Bytes      weights are read once for each 64 * WARPS_M rows, x once for each 32 * SIMD_GROUPS / WARPS_M columns
 // Numbers    exactness `rounding`: codes are exact in T, products exact, sums in float32. If FOLDED, codes times
