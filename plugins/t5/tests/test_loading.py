@@ -14,7 +14,7 @@ import mlx_lm
 import numpy as np
 import pytest
 import t5_checkpoints as cp
-from t5_ternary import calls, convert, marker, modules, repack
+from t5_ternary import calls, choose, convert, marker, modules, reference, repack
 
 from backend_core import Policy, load, restore
 from backend_core.errors import ModelError
@@ -372,3 +372,18 @@ def test_mlx_vlm(made, tmp_path):
         assert isinstance(layer, modules.T5Linear if t5 == "packed" else nn.QuantizedLinear)
         assert mx.array_equal(model.language_model(TOKENS).logits, want.language_model(TOKENS).logits)
     assert utils.get_model_and_args is found and type(model) is type(want)
+
+
+def test_expanding_empties_what_the_host_still_holds_but_not_what_two_names_share():
+    packed = {name: mx.array(reference.pack(cp.random_trits(i, 8, 128), 64)) for i, name in enumerate("ab")}
+    scales = mx.ones((8, 2), mx.float16)
+    held = {"a.weight": packed["a"], "b.weight": packed["b"], "c.weight": packed["b"]}
+    held |= {f"{name}.scales": scales for name in "abc"}
+    want = {name: convert.to_affine(np.array(held[f"{name}.weight"]), 64) for name in "abc"}
+    layers = {name: modules.T5Linear(128, 8, group_size=64) for name in "ab"}
+    result = choose.expand(layers, ["c"], held)
+    for name in "abc":
+        assert np.array_equal(np.array(result[f"{name}.weight"]), want[name])
+        assert np.array_equal(np.array(result[f"{name}.biases"]), -np.array(scales))
+    assert all(np.array_equal(np.array(layers[name].weight), want[name]) for name in "ab")
+    assert not np.array(held["a.weight"]).any() and np.array(held["b.weight"]).any()
