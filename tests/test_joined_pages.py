@@ -28,14 +28,17 @@ def huge_kilobytes(begin: int, end: int) -> int:
 
 
 def test_numbers_and_addresses_stay():
-    a = mx.random.normal((1500, 1000), key=mx.random.key(0))
+    a = mx.random.normal((2000, 2000), key=mx.random.key(0))
     mx.eval(a)
     before, at = np.array(a), address(a)
     made = joined_pages.collapse([a])
     assert np.array_equal(np.array(a), before) and address(a) == at
-    if not joined_pages.allowed() or made == 0:
+    page = joined_pages.PAGE
+    whole = (at + a.nbytes) // page - -(-at // page)
+    if not joined_pages.allowed() or made < whole:
         pytest.skip("this system makes no huge pages out of memory that is in use")
-    assert huge_kilobytes(at, at + a.nbytes) >= made * joined_pages.PAGE // 1024
+    # Pages that the array shares may fall apart again when what else lies in them is given back.
+    assert huge_kilobytes(at, at + a.nbytes) >= whole * page // 1024
 
 
 def test_nothing_where_the_owner_said_never(monkeypatch, tmp_path):
