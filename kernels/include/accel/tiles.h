@@ -31,6 +31,7 @@
 
 #include <accel/fixed_point.h>
 #include <accel/gemm.h>
+#include <accel/lines.h>
 
 namespace accel_tiles {
 namespace {
@@ -39,6 +40,7 @@ using accel_gemm::ceil_div;
 using accel_gemm::least;
 using accel_gemm::load_floats;
 using accel_gemm::Product;
+using accel_lines::transpose16;
 
 /* Digits of a block of rows of x and codes of a block of rows of W, both in the second-level cache. */
 constexpr int64_t kBlockBytes = 1 << 20, kCodeBytes = 1 << 18;
@@ -54,34 +56,6 @@ struct Config {
 };
 alignas(64) const Config kConfig = {1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
 
-/* out[j] holds word j of each of sixteen rows of sixteen words. */
-inline void transpose(const void* const* rows, __m512i* out) {
-  __m512i a[16], b[16];
-#pragma GCC unroll 16
-  for (int i = 0; i < 16; ++i) a[i] = _mm512_loadu_si512(rows[i]);
-#pragma GCC unroll 8
-  for (int i = 0; i < 16; i += 2) {
-    b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
-    b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 16; i += 4) {
-    a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
-    a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
-    a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
-    a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    const __m512i p = _mm512_shuffle_i32x4(a[i], a[4 + i], 0x88), q = _mm512_shuffle_i32x4(a[8 + i], a[12 + i], 0x88);
-    const __m512i r = _mm512_shuffle_i32x4(a[i], a[4 + i], 0xdd), s = _mm512_shuffle_i32x4(a[8 + i], a[12 + i], 0xdd);
-    out[i] = _mm512_shuffle_i32x4(p, q, 0x88);
-    out[8 + i] = _mm512_shuffle_i32x4(p, q, 0xdd);
-    out[4 + i] = _mm512_shuffle_i32x4(r, s, 0x88);
-    out[12 + i] = _mm512_shuffle_i32x4(r, s, 0xdd);
-  }
-}
-
 /* Scales (n, groups) of any float dtype and strides: those of rows n0 ... n0 + 15 as [group][16]. Rows beyond n repeat
  * the last. */
 template <class Isa>
@@ -95,7 +69,7 @@ void lanes(const void* from, int32_t dtype, const int64_t* stride, int64_t n, in
       rows[r] = block[r];
     }
     __m512i columns[16];
-    transpose(rows, columns);
+    transpose16(rows, columns);
     for (int64_t i = 0; i < some; ++i) _mm512_store_si512(out + (g + i) * 16, columns[i]);
   }
 }
@@ -178,7 +152,7 @@ struct Job {
           for (int q = 0; q < 3; ++q) {
             const void* rows[16];
             for (int i = 0; i < 16; ++i) rows[i] = row[s][q][i];
-            transpose(rows, (__m512i*)(out + (3 * s + q) * 1024));
+            transpose16(rows, (__m512i*)(out + (3 * s + q) * 1024));
           }
         }
       }
@@ -251,22 +225,14 @@ struct Job {
     const void* rows[16];
     for (int n = 0; n < 16; ++n) rows[n] = sums[n];
     __m512i out[16];
-    transpose(rows, out);
+    transpose16(rows, out);
     for (int64_t m = 0; m < least(16, job.rows - tile * 16); ++m) {
       const float unit = job.unit[job.m0 + tile * 16 + m];
       if (unit == 0) continue;
       __m512 v = _mm512_mul_ps(_mm512_castsi512_ps(out[m]), _mm512_set1_ps(unit));
       if (p.bias) v = _mm512_add_ps(v, _mm512_load_ps(bias));
       const int64_t at = (job.m0 + tile * 16 + m) * p.n + n0;
-      if (p.y_dtype == ACCEL_FLOAT32) {
-        _mm512_mask_storeu_ps((float*)p.y + at, have, v);
-      } else if (p.y_dtype == ACCEL_FLOAT16) {
-        _mm256_mask_storeu_epi16((uint16_t*)p.y + at, have, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
-      } else {
-        alignas(64) float y[16];
-        _mm512_store_ps(y, v);
-        for (int64_t c = 0; c < columns; ++c) ((uint16_t*)p.y)[at + c] = accel_bfloat_from_float(y[c]);
-      }
+      accel_lines::store16(p.y, p.y_dtype, at, have, v);
     }
   }
 

@@ -301,7 +301,7 @@ inline void amx_finish(const AmxJob& job, int64_t tile, int64_t n0, const float 
     __m512 v = _mm512_mul_ps(_mm512_castsi512_ps(out[m]), _mm512_set1_ps(unit));
     if (p.bias) v = _mm512_add_ps(v, bias);
     const int64_t at = (job.m0 + tile * 16 + m) * p.n + n0;
-    store_row(p, at, have, v);
+    store16(p.y, p.y_dtype, at, have, v);
   }
 }
 

@@ -286,7 +286,7 @@ struct AmxSmall {
       const __m512 b = _mm512_add_ps(_mm512_load_ps(acc[2 * n]), _mm512_load_ps(acc[3 * n]));
       __m512 v = _mm512_mul_ps(_mm512_add_ps(a, b), _mm512_set1_ps(job.unit[m]));
       if (p.bias) v = _mm512_add_ps(v, bias);
-      store_row(p, job.rows[m] * p.n + n0, have, v);
+      store16(p.y, p.y_dtype, job.rows[m] * p.n + n0, have, v);
     }
   }
 

@@ -22,6 +22,7 @@
 #define BONSAI_QMV_PLANES_H
 
 #include <accel/fixed_point.h>
+#include <accel/lines.h>
 
 #include "problem.h"
 
@@ -39,6 +40,8 @@ struct Line {
   int32_t start[BITS == 8 ? 2 : 1][BITS == 2 ? 8 : 4];
 };
 
+using accel_lines::store16;
+using accel_lines::transpose16;
 using accel_fixed::split_digits;
 
 /* accel_fixed::unit_of, which looks for the power of two that says most about a row. Nearly every row fits by what one of
@@ -87,49 +90,6 @@ inline __m512 some_floats(const void* from, int32_t dtype, int64_t at, int64_t s
   alignas(64) float v[16] = {0};
   for (int64_t i = 0; i < min64(n, 16); ++i) v[i] = accel_load_float(from, at + i * stride, dtype);
   return _mm512_load_ps(v);
-}
-
-/* Sixteen neighbouring outputs of y, those that `have` names. */
-inline void store_row(const Problem& p, int64_t at, __mmask16 have, __m512 v) {
-  if (p.y_dtype == ACCEL_FLOAT32) {
-    _mm512_mask_storeu_ps((float*)p.y + at, have, v);
-  } else if (p.y_dtype == ACCEL_FLOAT16) {
-    _mm256_mask_storeu_epi16((uint16_t*)p.y + at, have, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
-  } else {
-    alignas(64) float y[16];
-    _mm512_store_ps(y, v);
-    for (int c = 0; c < 16; ++c) {
-      if (have >> c & 1) ((uint16_t*)p.y)[at + c] = accel_bfloat_from_float(y[c]);
-    }
-  }
-}
-
-/* out[j] holds word j of each of sixteen rows of sixteen words. */
-inline void transpose16(const uint8_t* const* rows, __m512i* out) {
-  __m512i a[16], b[16];
-#pragma GCC unroll 16
-  for (int i = 0; i < 16; ++i) a[i] = _mm512_loadu_si512(rows[i]);
-#pragma GCC unroll 8
-  for (int i = 0; i < 16; i += 2) {
-    b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
-    b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 16; i += 4) {
-    a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
-    a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
-    a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
-    a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    const __m512i p = _mm512_shuffle_i32x4(a[i], a[4 + i], 0x88), q = _mm512_shuffle_i32x4(a[8 + i], a[12 + i], 0x88);
-    const __m512i r = _mm512_shuffle_i32x4(a[i], a[4 + i], 0xdd), s = _mm512_shuffle_i32x4(a[8 + i], a[12 + i], 0xdd);
-    out[i] = _mm512_shuffle_i32x4(p, q, 0x88);
-    out[8 + i] = _mm512_shuffle_i32x4(p, q, 0xdd);
-    out[4 + i] = _mm512_shuffle_i32x4(r, s, 0x88);
-    out[12 + i] = _mm512_shuffle_i32x4(r, s, 0xdd);
-  }
 }
 
 /* The rows of a call that fit, up to kSmallRows, at the front of unit and rows; `make(i)` is called with the floats of
