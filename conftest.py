@@ -29,6 +29,15 @@ def compile_cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
     lab.use_cache(None)
 
 
+@pytest.fixture(scope="session")
+def lab_compiler() -> None:
+    """For tests that run kernels in the lab."""
+    try:
+        lab.find_compiler()
+    except lab.CompilerMissing as e:
+        pytest.skip(str(e))
+
+
 # Tests of mlx's own kernels compile a lot of other people's text.
 UPSTREAM = "upstream_kernels"
 _not_run = pytest.StashKey[int]()

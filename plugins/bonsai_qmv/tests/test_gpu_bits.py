@@ -11,15 +11,8 @@ from gpu_harness import excess, problem, run, typed, values
 
 from backend_core.simt import families
 from backend_core.sites import LinearSite
-from backend_core.testing import lab
 
-
-@pytest.fixture(autouse=True, scope="module")
-def compiler() -> None:
-    try:
-        lab.find_compiler()
-    except lab.CompilerMissing as e:
-        pytest.skip(str(e))
+pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("lab_compiler")]
 
 
 def checked(p, **over):

@@ -13,18 +13,10 @@ from gpu_harness import KERNELS, excess, problem, run, typed, values
 from backend_core.simt import arguments
 from backend_core.testing import lab
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("lab_compiler")]
 
 QMV, MMA, QMM = (KERNELS[f"affine_{name}"] for name in ("qmv", "mma", "qmm"))
 FLOATS = ("float32", "float16", "bfloat16")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def compiler(tmp_path_factory) -> None:
-    try:
-        lab.find_compiler()
-    except lab.CompilerMissing as e:
-        pytest.skip(str(e))
 
 
 def right(kernel, p, rows, as_rows: int = 0):

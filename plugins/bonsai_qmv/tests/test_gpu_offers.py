@@ -14,7 +14,6 @@ from backend_core.plugins import PluginHost
 from backend_core.race import Timing
 from backend_core.simt import SimtKernel, families
 from backend_core.sites import LinearSite
-from backend_core.testing import lab
 
 
 def site(**facts):
@@ -153,7 +152,7 @@ class Model(nn.Module):
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch, generations, compiler) -> LabDevice:
+def gpu(monkeypatch: pytest.MonkeyPatch, generations, lab_compiler) -> LabDevice:
     """A machine whose GPU is the lab: every kernel runs there, checked, and races are won."""
     device = LabDevice()
     for module in (machine, walk):
@@ -271,14 +270,6 @@ def test_gradients_are_stock_s(gpu) -> None:
     if not native.available():
         pytest.skip("the native module, which tells traces, is not installed")
     assert mx.array_equal(mx.grad(total)(x), want)
-
-
-@pytest.fixture(scope="module")
-def compiler() -> None:
-    try:
-        lab.find_compiler()
-    except lab.CompilerMissing as e:
-        pytest.skip(str(e))
 
 
 @pytest.mark.lab

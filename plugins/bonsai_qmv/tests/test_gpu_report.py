@@ -6,18 +6,13 @@ import pytest
 from bonsai_qmv import lab_cases
 from bonsai_qmv.gpu_kernels import KERNELS
 
-from backend_core.testing import lab
 from backend_core.testing.lab.report_command import lines, run
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("lab_compiler")]
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.name)
 def test_every_case_keeps_the_contract(kernel) -> None:
-    try:
-        lab.find_compiler()
-    except lab.CompilerMissing as e:
-        pytest.skip(str(e))
     found = [run(kernel, case) for case in lab_cases.cases(kernel)]
     # One serves 1 bit alone.
     assert len(found) >= (2 if kernel.name == "affine_bits" else 7)

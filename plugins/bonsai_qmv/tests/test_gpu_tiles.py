@@ -15,15 +15,7 @@ from backend_core.simt.tiles import rows_of_tiles
 from backend_core.testing import lab
 from backend_core.testing.metal_text import metal_text
 
-pytestmark = pytest.mark.lab
-
-
-@pytest.fixture(autouse=True, scope="module")
-def compiler() -> None:
-    try:
-        lab.find_compiler()
-    except lab.CompilerMissing as e:
-        pytest.skip(str(e))
+pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("lab_compiler")]
 
 
 def right(p, **over):

@@ -8,17 +8,10 @@ import pytest
 from t5_gpu import KERNELS, excess, problem, run, typed, values
 from t5_ternary import gpu_offers, reference
 
-from backend_core.testing import lab
-
 MMA = KERNELS["t5_mma"]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def compiler() -> None:
-    try:
-        lab.find_compiler()
-    except lab.CompilerMissing as e:
-        pytest.skip(str(e))
+pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("lab_compiler")]
 
 
 def checked(p, **over):

@@ -13,19 +13,11 @@ from t5_ternary.layout import packed_columns
 from backend_core.simt import arguments
 from backend_core.testing import lab
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("lab_compiler")]
 
 QMV, MMA = KERNELS["t5_qmv"], KERNELS["t5_mma"]
 FLOATS = ("float32", "float16", "bfloat16")
 BOTH = pytest.mark.parametrize("kernel", [QMV, MMA], ids=lambda k: k.name)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def compiler() -> None:
-    try:
-        lab.find_compiler()
-    except lab.CompilerMissing as e:
-        pytest.skip(str(e))
 
 
 def right(kernel, p, rows, as_rows: int = 0):

@@ -15,7 +15,6 @@ from backend_core.plugins import PluginHost
 from backend_core.race import Timing
 from backend_core.simt import SimtKernel, families
 from backend_core.sites import LinearSite
-from backend_core.testing import lab
 
 
 def site(**facts):
@@ -119,16 +118,8 @@ class Model(nn.Module):
         return self.embed.as_linear(x)
 
 
-@pytest.fixture(scope="module")
-def compiler() -> None:
-    try:
-        lab.find_compiler()
-    except lab.CompilerMissing as e:
-        pytest.skip(str(e))
-
-
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch, generations, compiler) -> LabDevice:
+def gpu(monkeypatch: pytest.MonkeyPatch, generations, lab_compiler) -> LabDevice:
     """A machine whose GPU is the lab: every kernel runs there, checked, and races are won."""
     device = LabDevice()
     for module in (machine, walk):

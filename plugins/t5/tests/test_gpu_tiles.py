@@ -15,18 +15,10 @@ from backend_core.simt.tiles import rows_of_tiles
 from backend_core.testing import lab
 from backend_core.testing.metal_text import metal_text
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("lab_compiler")]
 
 QMM, SIMD = KERNELS["t5_qmm"], KERNELS["t5_qmm_simd"]
 BOTH = pytest.mark.parametrize("kernel", [QMM, SIMD], ids=lambda k: k.name)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def compiler() -> None:
-    try:
-        lab.find_compiler()
-    except lab.CompilerMissing as e:
-        pytest.skip(str(e))
 
 
 def right(kernel, p):
