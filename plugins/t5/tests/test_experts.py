@@ -97,6 +97,14 @@ def test_any_problem(group, experts, n, groups, m, lead, spread_out, bias, isa, 
     case.check(case.run(isa=isa, threads=threads))
 
 
+def test_rows_that_do_not_fit_share_their_memory():
+    """All rows of a small problem go to the float32 kernel, in a task whose memory is counted beforehand."""
+    for group, m in ((64, 16), (128, 16), (64, 6)):
+        case = Experts(m, group, 1, 105, group, (1, m), np.zeros(1))
+        case.x.raw[..., 0] = 1e6
+        case.check(case.run())
+
+
 def test_rows_do_not_depend_on_each_other(isa):
     """Up to 16 rows for each expert, in any company, have the bits of the row alone."""
     rng = np.random.default_rng(3)

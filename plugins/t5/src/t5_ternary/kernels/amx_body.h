@@ -124,12 +124,13 @@ void amx_large(const Problem& p) {
   const Tiles<SIZE> tiles = {&p, kPlaces<SIZE>.order};
   const int64_t unfit = accel_tiles::run<Avx512, SIZE>(product, tiles, p.spread, p.zeros, unit);
   if (unfit < 0) return large_rows<Avx512>(p);
-  for (int64_t m = 0; unfit && m < p.rows; ++m) {
+  float* of_row = unfit ? (float*)accel_scratch(p.call, small_rows_bytes(1, p.k)) : NULL;
+  for (int64_t m = 0; of_row && m < p.rows; ++m) {
     if (unit[m] != 0) continue;
     Problem alone = p;
     alone.row0 = m;
     alone.rows = 1;
-    small_rows<Avx512>(alone);
+    small_rows_in<Avx512>(alone, of_row);
   }
 }
 

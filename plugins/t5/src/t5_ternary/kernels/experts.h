@@ -94,7 +94,8 @@ struct Experts {
 
   int64_t rows_of(int64_t e) const { return (first[e + 1] - first[e]) * m; }
 
-  /* Bytes that a body of few rows may ask for: lines or floats of x, planes, a row; and for a row left over again. */
+  /* Bytes that a body of few rows may ask for: lines or floats of x, planes, a row; and what the rows left
+   * over share. */
   int64_t body_bytes(int64_t rows) const {
     const int64_t lines = (p.k / 256 + 1) * 1024, floats = p.k * 5;
     return rows * (lines > floats ? lines : floats) + 15 * (p.k / 64 * kChunkBytes + 128) + p.k * 13 + 512;

@@ -133,11 +133,15 @@ inline int64_t count_pieces(const Problem& p) {
   return coarse > 16 ? coarse : least(fine, 16);
 }
 
+/* Bytes that small_rows asks for. */
+inline size_t small_rows_bytes(int64_t rows, int64_t k) {
+  return (size_t)(rows * (k / 64 * kChunkFloats) + k + 16) * sizeof(float);
+}
+
+/* The product, with that memory at `x`. */
 template <class Isa>
-void small_rows(const Problem& p) {
+void small_rows_in(const Problem& p, float* x) {
   const int64_t x_stride = p.k / 64 * kChunkFloats;
-  float* x = (float*)accel_scratch(p.call, (size_t)(p.rows * x_stride + p.k + 16) * sizeof(float));
-  if (!x) return;
   for (int64_t m = 0; m < p.rows; ++m) lay_out<Isa>(p, p.row0 + m, x + p.rows * x_stride, x + m * x_stride);
   SmallJob<Isa> job = {&p, x, x_stride};
   const int64_t units = ceil_div(p.n, kUnit), pieces = count_pieces(p);
@@ -146,6 +150,12 @@ void small_rows(const Problem& p) {
   } else {
     accel_parallel_for(p.call, units, ceil_div(units, pieces), SmallJob<Isa>::run, &job);
   }
+}
+
+template <class Isa>
+void small_rows(const Problem& p) {
+  float* x = (float*)accel_scratch(p.call, small_rows_bytes(p.rows, p.k));
+  if (x) small_rows_in<Isa>(p, x);
 }
 
 }  // namespace

@@ -350,11 +350,14 @@ struct Vnni {
       make_lines<SIZE>(planes, p.k, lines + fit, p.rows);
       rows[fit++] = (int32_t)(p.row0 + m);
     }
+    /* Memory of a call is kept until it ends: one piece serves all these rows. */
+    float* of_row = unfit ? (float*)accel_scratch(p.call, small_rows_bytes(1, p.k)) : NULL;
+    if (unfit && !of_row) return 0;
     for (int i = 0; i < unfit; ++i) {
       Problem alone = p;
       alone.row0 = left[i];
       alone.rows = 1;
-      small_rows<Avx512>(alone);
+      small_rows_in<Avx512>(alone, of_row);
     }
     return fit;
   }
