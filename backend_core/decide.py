@@ -91,7 +91,7 @@ def decision(i: int, site: Site, buckets: Sequence[Rows], candidates: Sequence[C
     beaten = [f"{_NAMES[b.rows]}: {_why_not_stock(b)}" for b in parts if b.chosen != STOCK]
     if beaten:
         losers.append(Loser(STOCK, "; ".join(beaten)))
-    return Decision(site, tuple(parts), tuple(losers), _details(winners)), winners
+    return Decision(site, tuple(parts), tuple(losers), details(i, winners)), winners
 
 
 def _bucket(rows: Rows, winner: Candidate | None, deterministic: bool) -> Bucket:
@@ -111,14 +111,16 @@ def _why_not_stock(bucket: Bucket) -> str:
     return f"{bucket.ratio:.2f}x slower" if bucket.ratio else "fixed order of preference"
 
 
-def _details(winners: Sequence[Candidate | None]) -> dict[str, dict[str, object]]:
-    """What the chosen offers say about themselves."""
+def details(i: int, winners: Sequence[Candidate | None]) -> dict[str, dict[str, object]]:
+    """What the chosen offers say about themselves, and their callables of layer i while they run."""
     return {
         c.label: {
             "exactness": c.offer.exactness,
             "bytes_moved": c.offer.bytes_moved,
             "copies": c.offer.copies,
             "note": c.offer.note,
+            # The callable's own list: it may have something to say at a later call.
+            "notes": said if isinstance(said := getattr(c.functions[i], "notes", None), list) else [],
         }
         for c in winners
         if c is not None

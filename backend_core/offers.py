@@ -22,7 +22,9 @@ class Offer:
         ``build(module) -> callable``, called once at load time with the live module. The callable takes
         what the site's kind takes (``LinearSite.kind``) and returns a lazy mlx array of stock's shape and
         dtype. It may keep references to the module's arrays: the core stops calling it once the module
-        holds other arrays. Raising an exception from `build` is a clear "no" and lands in the report.
+        holds other arrays. Raising an exception from `build` is a clear "no" and lands in the report. An attribute
+        ``notes`` of the callable, a list of sentences, is shown in the report as it is when the report is printed: what
+        is not as it should be and only shows at a call.
     rows
         Smallest and largest number of rows (M) the callable accepts, both included; None is unbounded.
         An offer that is to work inside a shapeless ``mx.compile`` must accept any rows.

@@ -50,7 +50,7 @@ class Decision:
     site: Site
     buckets: tuple[Bucket, ...]
     losers: tuple[Loser, ...] = ()
-    #: By label of a chosen offer: exactness, bytes_moved, copies, note.
+    #: By label of a chosen offer: exactness, bytes_moved, copies, note, and notes of the callable that runs.
     details: dict[str, dict[str, Any]] = field(default_factory=dict, compare=False)
 
     @property
@@ -80,7 +80,9 @@ class Decision:
                  "spread": round(b.spread, 3), "how": b.how}
                 for b in self.buckets
             ],
-            "offers": {label: dict(facts) for label, facts in self.details.items()},
+            "offers": {
+                label: {**facts, "notes": list(facts.get("notes", ()))} for label, facts in self.details.items()
+            },
             "losers": [dict(vars(loser)) for loser in self.losers],
         }  # fmt: skip
 
@@ -114,6 +116,16 @@ class Report:
         if text not in self.notes:
             self.notes.append(text)
 
+    def sentences(self) -> list[str]:
+        """The notes, and those of the callables that run: ``plugin/offer: sentence``, each once."""
+        said = [
+            f"{label}: {note}"
+            for d in self.decisions
+            for label, facts in d.details.items()
+            for note in facts.get("notes", ())
+        ]
+        return [*self.notes, *dict.fromkeys(s for s in said if s not in self.notes)]
+
     def decision(self, path: str, hook: str = "select_linear") -> Decision:
         """The decision for a path. Raises KeyError if there is none."""
         for d in self.decisions:
@@ -136,7 +148,7 @@ class Report:
         return {
             "decisions": [d.as_dict() for d in self.decisions],
             "counts": dict(self.counts()),
-            "notes": list(self.notes),
+            "notes": self.sentences(),
             "plugins": list(self.plugins),
             "policy": dict(self.policy),
             "activations": self.activations,
@@ -156,5 +168,6 @@ class Report:
         parts = [f"{total} sites: {runs}, {stock} stay stock"]
         joined = Counter(d.site.kind for d in self.decisions if isinstance(d.site, JoinSite))
         parts += [f"joined: {', '.join(f'{n} {kind}' for kind, n in joined.items())}"] if joined else []
-        parts += self.notes
+        # Of what a compiler wrote, the first line.
+        parts += [s if s in self.notes else s.partition("\n")[0] for s in self.sentences()]
         return "[accel] " + "; ".join(parts) + f" ({self.seconds:.2f} s)"

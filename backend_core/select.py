@@ -173,7 +173,8 @@ class Session:
                         i, f.site, probe.buckets, candidates, refusals[i], self.policy.deterministic
                     )
                 decision, winners = made[same]
-                decisions.append((dataclasses.replace(decision, site=f.site), winners))
+                own = dataclasses.replace(decision, site=f.site, details=decide.details(i, winners))
+                decisions.append((own, winners))
             todo: dict[int, tuple[Candidate, list[int]]] = {}
             for i, (_, winners) in enumerate(decisions):
                 for w in winners:

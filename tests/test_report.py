@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -54,6 +55,19 @@ def test_data_taken_from_a_report_is_a_copy():
     facts["decisions"][0]["losers"][0]["reason"] = "changed"
     facts["notes"].append("changed")
     assert loser.reason == "slower" and report.notes == ["n"]
+
+
+def test_what_callables_say_while_they_run_is_in_the_report_when_it_is_printed():
+    notes: list[str] = []
+    details = {"p/x": {"exactness": "rounding", "note": "fast", "notes": notes}}
+    report = Report([replace(decision(path, "p/x"), details=details) for path in "ab"], notes=["n"])
+    assert report.sentences() == ["n"] and report.as_dict()["decisions"][0]["offers"]["p/x"]["notes"] == []
+    notes.append("not as it should be: why\nand where")
+    sentence = "p/x: not as it should be: why"
+    assert report.as_dict()["notes"] == ["n", f"{sentence}\nand where"] and report.notes == ["n"]
+    facts = report.as_dict()["decisions"][1]["offers"]["p/x"]
+    assert facts["notes"] == notes and facts["notes"] is not notes
+    assert f"n; {sentence} (" in report.line()
 
 
 def test_report_as_json():

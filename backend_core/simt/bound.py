@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,8 @@ if TYPE_CHECKING:
     from .kernel import Launch, SimtKernel
 
 Call = Callable[..., Any]
+#: Most characters of a message: compilers write pages.
+MOST_TEXT = 1500
 
 
 def metal(kernel: SimtKernel, launch: Launch, fixed: Sequence[Any]) -> Call:
@@ -28,10 +29,16 @@ def metal(kernel: SimtKernel, launch: Launch, fixed: Sequence[Any]) -> Call:
 
 
 class CudaCall:
-    """One launch on CUDA. The first call compiles, or finds what was compiled before."""
+    """One launch on CUDA. The first call compiles, or finds what was compiled before.
+
+    notes
+        Why mlx compiles the text instead, without bounds on registers, one sentence each; empty if it does not. Several
+        calls may be given one list.
+    """
 
     def __init__(self, kernel: SimtKernel, launch: Launch, fixed: Sequence[Any]) -> None:
         self.kernel, self.launch, self.fixed = kernel, launch, list(fixed)
+        self.notes: list[str] = []
         self._compiled: Call | None = None
         self._known: dict[int, list[int]] = {}  # what is given for the shapes of fixed arrays
         self._asked: list[int] = []  # the inputs whose shapes are given
@@ -46,13 +53,18 @@ class CudaCall:
         if self._types is None:
             self._types = [a.dtype for a in inputs], list(output_dtypes)
             self._compiled = self._compile()
-        if self._compiled is not None and self._types == ([a.dtype for a in inputs], list(output_dtypes)):
-            # More dimensions than compiled kernels take are left to the text.
-            with contextlib.suppress(ValueError):
-                scalars = [v for i in self._asked for v in self._known.get(i) or compiled.sizes(inputs[i])]
-                return functools.partial(
-                    self._compiled, output_shapes=output_shapes, output_dtypes=output_dtypes, scalars=scalars
-                )
+        if self._compiled is not None:
+            if self._types == ([a.dtype for a in inputs], list(output_dtypes)):
+                try:
+                    scalars = [v for i in self._asked for v in self._known.get(i) or compiled.sizes(inputs[i])]
+                    return functools.partial(
+                        self._compiled, output_shapes=output_shapes, output_dtypes=output_dtypes, scalars=scalars
+                    )
+                except ValueError as error:
+                    self._say(f"an array of {error}")
+            else:
+                given, before = (", ".join(names(types)) for types in ((a.dtype for a in inputs), self._types[0]))
+                self._say(f"called with {given} after {before}")
         return functools.partial(
             _with_text(self.kernel, self.launch.template),
             grid=self.launch.grid,
@@ -61,9 +73,15 @@ class CudaCall:
             output_dtypes=output_dtypes,
         )
 
+    def _say(self, reason: str) -> None:
+        text = f"kernel {self.kernel.name!r} is compiled by mlx, without bounds on registers: {reason[:MOST_TEXT]}"
+        if text not in self.notes:
+            self.notes.append(text)
+
     def _compile(self) -> Call | None:
         assert self._types is not None
-        if compiled.why_not():
+        if reason := compiled.why_not():
+            self._say(reason)
             return None
         inputs, outputs = self._types
         try:
@@ -73,8 +91,9 @@ class CudaCall:
             self._asked = [self.kernel.inputs.index(name) for name in compiled.shaped(self.kernel)]
             first = len(inputs)
             self._known = {i: compiled.sizes(self.fixed[i - first]) for i in self._asked if i >= first}
-        except (ValueError, OSError, CompileError):
-            # mlx puts its own headers before the text: if they do not help, its message is the one that users know.
+        except (ValueError, OSError, CompileError) as error:
+            # mlx puts its own headers before the text; if they do not help, the offer is lost with mlx's message.
+            self._say(str(error))
             return None
         given = self.kernel.bytes_at_launch(self.launch.template)
         return compiled.caller(made.symbol, self.launch.grid, self.launch.threadgroup, given)

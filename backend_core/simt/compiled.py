@@ -104,16 +104,24 @@ class Compiled:
         self.symbol = f"{kernel.name}_{hashlib.sha256(key.encode()).hexdigest()[:24]}"
         self._text = plain.replace("SYMBOL(", f"{self.symbol}(", 1)
         self._ready = False
+        self._refused = ""
 
     def prepare(self) -> None:
         """Compile, or read from the cache, and hand over to mlx. Raises as :func:`nvrtc.compile_text`, and OSError."""
         if self._ready:
             return
+        if self._refused:
+            # The compiler takes seconds to say so, and every layer asks.
+            raise nvrtc.CompileError(self._refused)
         file = paths.cache_dir() / "cuda" / f"{self.symbol}.cubin"
         try:
             code = file.read_bytes()
         except OSError:
-            code = nvrtc.compile_text(self._text, self.kernel.name, self.architecture)
+            try:
+                code = nvrtc.compile_text(self._text, self.kernel.name, self.architecture)
+            except nvrtc.CompileError as error:
+                self._refused = str(error)
+                raise
             _write(file, code)
         hand_over(self.symbol, code)
         self._ready = True
@@ -127,7 +135,7 @@ def compiled(kernel: SimtKernel, template: Template, inputs: tuple[str, ...], ou
 
 def prepare(kernels: Iterable[Compiled]) -> None:
     """All at once, on as many threads as there are CPUs. What fails is left to the first call to say."""
-    todo = [k for k in dict.fromkeys(kernels) if not k._ready]
+    todo = [k for k in dict.fromkeys(kernels) if not k._ready and not k._refused]
     if todo:
         with ThreadPoolExecutor(min(len(todo), os.cpu_count() or 1)) as pool:
             list(pool.map(_try, todo))

@@ -96,6 +96,8 @@ def product(
     many
         ``many(rows)`` gives what :meth:`SimtKernel.bind` gives, for a launch of at least that many rows.
 
+    ``f.notes`` is a list of sentences for the report, `CudaCall.notes` of its launches; it may grow at any call.
+
     Raises ValueError if the kernel cannot serve the facts, RuntimeError without the device.
     """
     import mlx.core as mx
@@ -108,9 +110,16 @@ def product(
     def launch(rows: int) -> Any:
         return kernel.launch(**{**facts, "rows": rows})
 
+    notes: list[str] = []
+
+    def told(call: Callable[..., Any]) -> Callable[..., Any]:
+        if hasattr(call, "notes"):
+            call.notes = notes
+        return call
+
     @functools.cache
     def started(rows: int) -> Callable[..., Any]:
-        return kernel.bind(device, launch(rows), fixed)
+        return told(kernel.bind(device, launch(rows), fixed))
 
     few = [started(family.step(max(rows, 1))) for rows in range(MOST_ROWS + 1)]
     # Nothing is compiled before the first call, which then compiles for all rows at once.
@@ -126,7 +135,7 @@ def product(
             return stock(x)
         shapes = [(*x.shape[:-1], n)]
         if rows > MOST_ROWS and many is not None:
-            return many(rows)(inputs=[x], output_shapes=shapes, output_dtypes=dtypes)[0]
+            return told(many(rows))(inputs=[x], output_shapes=shapes, output_dtypes=dtypes)[0]
         if ahead:
             kernel.compile_ahead(ahead, (x, *fixed), dtypes)
             ahead.clear()
@@ -135,4 +144,5 @@ def product(
             known[x.shape] = call.for_shapes([x], shapes, dtypes)
         return call(inputs=[x], output_shapes=shapes, output_dtypes=dtypes)[0]
 
+    f.notes = notes  # type: ignore[attr-defined]
     return f

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import importlib.util
 import os
 import shutil
@@ -14,7 +15,7 @@ import mlx.core as mx
 import pytest
 from rows import ROW_SUMS
 
-from backend_core.simt import bound, compiled, nvrtc
+from backend_core.simt import Family, SimtKernel, bound, compiled, many_rows, nvrtc, product
 
 F32 = ("float32",)
 
@@ -41,8 +42,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     compiled.compiled.cache_clear()
 
 
-def launch(groups: int = 1):
-    return ROW_SUMS.launch(rows=8, groups=groups, dtype="float32")
+def launch(groups: int = 1, rows: int = 8):
+    return ROW_SUMS.launch(rows=rows, groups=groups, dtype="float32")
 
 
 def one(groups: int = 1, inputs=F32) -> compiled.Compiled:
@@ -134,6 +135,11 @@ def test_other_dtypes_and_many_dimensions_go_the_way_of_text(gpu, calls) -> None
     call(f, mx.zeros((8, 4), mx.float16))
     call(f, mx.zeros((1, 1, 1, 8, 4)))
     assert [c[0] for c in calls] == [one().symbol, "text", "text"]
+    assert [note.partition(": ")[2] for note in f.notes] == [
+        "called with float16 after float32", "an array of 5 dimensions",
+    ]  # fmt: skip
+    call(f, mx.zeros((8, 4)))
+    assert calls[-1][0] == one().symbol and len(f.notes) == 2
 
 
 @pytest.mark.parametrize("error", [nvrtc.CompileError("no"), OSError("no"), ValueError("no")])
@@ -142,11 +148,63 @@ def test_what_cannot_be_compiled_here_goes_to_mlx_as_text(gpu, calls, monkeypatc
         raise error
 
     monkeypatch.setattr(nvrtc, "compile_text", fails)
+    f, other = (bound.CudaCall(ROW_SUMS, launch(), ()) for _ in range(2))
+    for _ in range(2):
+        call(f, mx.zeros((8, 4)))
+    before = "kernel 'row_sums' is compiled by mlx, without bounds on registers: "
+    assert f.notes == [f"{before}no"]
+    monkeypatch.setattr(compiled, "why_not", lambda: "it does not work")
+    call(other, mx.zeros((8, 4)))
+    assert other.notes == [f"{before}it does not work"]
+    assert [c[0] for c in calls] == ["text", "text", "text"]
+
+
+def test_a_text_that_was_refused_is_not_compiled_again(gpu, calls, monkeypatch) -> None:
+    asked = []
+
+    def refuses(text, *_):
+        asked.append(text)
+        raise nvrtc.CompileError("no\n" + 5000 * "x")
+
+    monkeypatch.setattr(nvrtc, "compile_text", refuses)
+    compiled.prepare([one()])
+    layers = [bound.CudaCall(ROW_SUMS, launch(), ()) for _ in range(3)]
+    shared: list[str] = []
+    for f in layers:
+        f.notes = shared
+        call(f, mx.zeros((8, 4)))
+    compiled.prepare([one()])
+    assert len(asked) == 1 and len(shared) == 1 and 1500 < len(shared[0]) < 1600
+
+
+def test_what_the_compiler_takes_has_no_notes(gpu, calls) -> None:
     f = bound.CudaCall(ROW_SUMS, launch(), ())
     call(f, mx.zeros((8, 4)))
-    monkeypatch.setattr(compiled, "why_not", lambda: "it does not work")
-    call(bound.CudaCall(ROW_SUMS, launch(), ()), mx.zeros((8, 4)))
-    assert [c[0] for c in calls] == ["text", "text"]
+    assert calls[0][0] == one().symbol and f.notes == []
+
+
+def test_notes_of_a_product_are_those_of_all_its_launches(gpu, calls, monkeypatch) -> None:
+    """Also of one that is made long after the layer was decided on."""
+
+    def bind(kernel, device, launch, fixed=()):
+        def call(*, inputs, output_shapes, output_dtypes):
+            call.notes.append(f"{launch.grid[0]} threads")
+            return [mx.zeros(output_shapes[0])]
+
+        call.notes = []
+        return call
+
+    monkeypatch.setattr(SimtKernel, "bind", bind)
+    kernel = dataclasses.replace(ROW_SUMS, geometry=lambda *, rows, **_: launch(rows=rows))
+    family = Family("sums", kernel, "cuda", (8, 0), (1, 16), 1, "")
+    facts = {"n": 4, "k": 4, "out_dtype": "float32"}
+    many = many_rows(kernel, "cuda", facts, (), lambda rows: rows)
+    f = product(family, facts, (), lambda x: x, many)
+    f(mx.zeros((1, 4)))
+    assert f.notes == ["32 threads"]
+    f(mx.zeros((20, 4)))
+    f(mx.zeros((2, 4)))
+    assert f.notes == ["32 threads", "640 threads", "512 threads"]
 
 
 def test_fixed_arrays_come_last(gpu, calls) -> None:
