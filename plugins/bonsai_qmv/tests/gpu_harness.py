@@ -1,27 +1,18 @@
-"""GPU kernels in the lab: random problems, launches, and the kernels in place of a GPU's for whole layers."""
+"""GPU kernels in the lab: random problems and launches."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from bonsai_qmv import gpu_kernels, reference
 
-from backend_core.simt import Launch, SimtKernel, arguments
-from backend_core.testing import lab
+from backend_core.simt import SimtKernel, arguments
+from backend_core.testing import lab, lab_device
+from backend_core.testing.lab_device import typed, values
 
 KERNELS = {kernel.name: kernel for kernel in gpu_kernels.KERNELS}
-
-
-def typed(a: np.ndarray, dtype: str) -> np.ndarray:
-    """Float values as the lab's array of `dtype`."""
-    return lab.to_bfloat16(a) if dtype == "bfloat16" else a.astype(dtype)
-
-
-def values(a: np.ndarray) -> np.ndarray:
-    """The lab's array as float64."""
-    return np.asarray(lab.to_float32(a), np.float64)
 
 
 @dataclass
@@ -80,72 +71,4 @@ def run(kernel: SimtKernel, p: Problem, as_rows: int = 0, **over: Any) -> lab.Re
 
 def excess(p: Problem, y: np.ndarray) -> float:
     """Largest error over the allowed one, inf where y is not a number."""
-    want, allowed = p.expected()
-    ratio = np.abs(values(y) - want) / allowed
-    return float(np.where(np.isnan(ratio), np.inf, ratio).max())
-
-
-class LabDevice:
-    """What stands for a GPU: kernels take and give mlx arrays, and run in the lab with all checks.
-
-    header
-        Text that is put before every kernel's functions.
-    calls
-        Facts of every call: kernel, rows of the launch, the template's SYMMETRIC.
-    failed
-        How many calls raised.
-    """
-
-    name = "metal"
-    header = ""
-
-    def __init__(self) -> None:
-        self.calls: list[dict[str, Any]] = []
-        self.failed = 0
-
-    def bind(self, kernel: SimtKernel, launch: Launch, fixed: Any = ()) -> Any:
-        """In place of ``kernel.bind(device, launch, fixed)``."""
-        import mlx.core as mx
-
-        made = kernel.lab()
-        if self.header:
-            made = replace(made, header=made.header + self.header)
-
-        def call(*, inputs: Any, output_shapes: Any, output_dtypes: Any) -> list[mx.array]:
-            self.calls.append({"kernel": kernel.name, "rows": rows_of(launch), "symmetric": launch.value("SYMMETRIC")})
-            try:
-                result = made(
-                    inputs=[from_mlx(a) for a in (*inputs, *fixed)], output_shapes=output_shapes,
-                    output_dtypes=[dtype_of(d) for d in output_dtypes], **arguments(launch, lab),
-                )  # fmt: skip
-                # A launch on CUDA may ask for more than Metal has.
-                result.check(("threadgroup-memory",) if self.name == "cuda" else ())
-            except Exception:
-                self.failed += 1
-                raise
-            outputs = zip(result.outputs, output_dtypes, strict=True)
-            return [mx.array(np.asarray(lab.to_float32(y))).astype(d) for y, d in outputs]
-
-        return call
-
-
-def rows_of(launch: Launch) -> int:
-    """Rows that a launch makes."""
-    template = dict(launch.template)
-    if "ROWS" in template:
-        return int(template["ROWS"]) * launch.grid[1]
-    if "TILE_ROWS" in template:
-        return int(template["TILE_ROWS"]) * launch.grid[0] // launch.threadgroup[0]
-    return 64 * int(template["WARPS_M"]) * launch.grid[0] // launch.threadgroup[0]
-
-
-def dtype_of(dtype: Any) -> Any:
-    """The lab's dtype of an mlx dtype."""
-    return getattr(lab, str(dtype).rpartition(".")[2])
-
-
-def from_mlx(a: Any) -> np.ndarray:
-    """The lab's array of an mlx array."""
-    import mlx.core as mx
-
-    return lab.to_bfloat16(np.array(a.astype(mx.float32))) if a.dtype == mx.bfloat16 else np.array(a)
+    return lab_device.excess(y, *p.expected())

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from bonsai_qmv import gpu_offers, reference
 from bonsai_qmv.gpu_bits import AFFINE_BITS, most_uneven, unevenness, unusual
-from gpu_harness import excess, problem, run, typed, values
+from gpu_harness import excess, problem, run
 
 from backend_core.simt import families
 from backend_core.sites import LinearSite
+from backend_core.testing.lab_device import typed, values
 
 pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("lab_compiler")]
 

@@ -6,9 +6,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from bonsai_qmv import gpu_offers
-from gpu_harness import KERNELS, problem, values
+from gpu_harness import KERNELS, problem
 
 from backend_core.testing.cuda_text import compile_cuda, find_nvcc
+from backend_core.testing.lab_device import values
 
 QMV, MMA, BITS, QMM = (KERNELS[f"affine_{name}"] for name in ("qmv", "mma", "bits", "qmm"))
 

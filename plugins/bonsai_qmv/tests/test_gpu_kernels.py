@@ -8,10 +8,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from bonsai_qmv import gpu_offers
-from gpu_harness import KERNELS, excess, problem, run, typed, values
+from gpu_harness import KERNELS, excess, problem, run
 
 from backend_core.simt import arguments
 from backend_core.testing import lab
+from backend_core.testing.lab_device import typed, values
 
 pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("lab_compiler")]
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
 from bonsai_qmv import gpu_offers, plugin
-from gpu_harness import LabDevice
 
-from backend_core import Policy, accelerate, machine, race, restore, walk
-from backend_core.plugins import PluginHost
+from backend_core import race, restore
 from backend_core.race import Timing
 from backend_core.simt import SimtKernel, families
 from backend_core.sites import LinearSite
+from backend_core.testing.lab_device import LabDevice, lab_device, select
 
 
 def site(**facts):
@@ -152,24 +153,9 @@ class Model(nn.Module):
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch, generations, lab_compiler) -> LabDevice:
-    """A machine whose GPU is the lab: every kernel runs there, checked, and races are won."""
-    device = LabDevice()
-    for module in (machine, walk):
-        monkeypatch.setattr(module, "default_device", lambda: device.name)
-    monkeypatch.setattr(SimtKernel, "bind", lambda self, name, launch, fixed=(): device.bind(
-        self, launch, fixed))  # fmt: skip
-    monkeypatch.setattr(SimtKernel, "compile_ahead", lambda self, launches, inputs, dtypes: None)
-    monkeypatch.setattr(race, "race", lambda probe, modules, ours, rows, device, **_: {
-        m: Timing(1.0, 2.0, 0.01) for m in rows})  # fmt: skip
-    return device
-
-
-def select(model: nn.Module):
-    policy = Policy(activations="model")
-    host = PluginHost(policy, devices=("cpu", "metal", "cuda"), isa=("portable",), entry_points=[])
-    host.register(plugin, "bonsai_qmv")
-    return accelerate(model, policy, host=host)
+def gpu(lab_compiler) -> Iterator[LabDevice]:
+    with lab_device() as device:
+        yield device
 
 
 @pytest.mark.lab
@@ -179,7 +165,7 @@ def test_a_model_is_verified_and_runs_as_on_a_gpu(gpu, name) -> None:
     model = Model()
     ids = mx.array([[1, 2, 3]])
     want = np.array(model(ids).astype(mx.float32))
-    report = select(model)
+    report = select(model, plugin, "bonsai_qmv")
     label = {"metal": "bonsai_qmv/affine_metal", "cuda": "bonsai_qmv/affine_mma_cuda"}[name]
     many = f"bonsai_qmv/affine_qmm_{name}"
     for path in ("plain", "symmetric", "biased"):
@@ -191,11 +177,11 @@ def test_a_model_is_verified_and_runs_as_on_a_gpu(gpu, name) -> None:
     assert len(gpu.calls) == before + 3
     assert np.abs(have - want).max() < 0.02 * np.abs(want).max()
     # Biases that follow from the scales are not even bound.
-    assert [call["symmetric"] for call in gpu.calls[before:]] == [0, 2, 0]
+    assert [call.launch.value("SYMMETRIC") for call in gpu.calls[before:]] == [0, 2, 0]
     before, long = len(gpu.calls), mx.array([list(range(16)) + [3, 4, 5]])
     have = np.array(model(long).astype(mx.float32))
     kernel, made = {"metal": ("affine_qmm_simd", 32), "cuda": ("affine_qmm", 128)}[name]
-    assert [(call["kernel"], call["rows"]) for call in gpu.calls[before:]] == [(kernel, made)] * 3
+    assert [(call.kernel, call.rows) for call in gpu.calls[before:]] == [(kernel, made)] * 3
     assert restore(model) == 3
     want = np.array(model(long).astype(mx.float32))
     assert np.abs(have - want).max() < 0.02 * np.abs(want).max()
@@ -231,20 +217,20 @@ def test_one_bit_runs_at_any_number_of_rows_where_stock_has_no_kernel(gpu, monke
     monkeypatch.setattr(race, "race", lambda probe, modules, ours, rows, device, **_: {
         m: Timing(1e-5, 1e5, 0.0, "stock fails (ValueError: 1 is not supported)") for m in rows})  # fmt: skip
     model = Model(bits=1)
-    report = select(model)
+    report = select(model, plugin, "bonsai_qmv")
     assert [(b.rows, b.chosen) for b in report.decision("plain").buckets] == [
         ((1, 16), "bonsai_qmv/affine_mma_cuda"), ((17, None), "bonsai_qmv/affine_mma_cuda"),
     ]  # fmt: skip
     before = len(gpu.calls)
     mx.eval(model(mx.array([list(range(16)) + [3, 4, 5]])))
-    assert [call["rows"] for call in gpu.calls[before:]] == [128] * 3
+    assert [call.rows for call in gpu.calls[before:]] == [128] * 3
 
 
 @pytest.mark.lab
 def test_a_kernel_that_does_not_compile_lost_with_the_compiler_s_message(gpu) -> None:
-    gpu.header = "\n#line 70 \"affine_qmv.metal\"\nconstant int broken = missing;\n"
+    gpu.header = '\n#line 70 "affine_qmv.metal"\nconstant int broken = missing;\n'
     gpu.name = "metal"
-    report = select(Model())
+    report = select(Model(), plugin, "bonsai_qmv")
     for path in ("plain", "symmetric", "biased"):
         decision = report.decision(path)
         assert decision.chosen == "stock"
@@ -252,6 +238,24 @@ def test_a_kernel_that_does_not_compile_lost_with_the_compiler_s_message(gpu) ->
         assert "affine_qmv.metal:70" in reasons["bonsai_qmv/affine_metal"]
     # Each offer for two layers of the group of two, one of the other; no further attempts.
     assert gpu.failed == 6
+
+
+@pytest.mark.lab
+def test_a_text_that_the_run_time_compiler_refuses_is_served_by_mlx_and_said(lab_compiler) -> None:
+    message = 'affine_mma does not compile: affine_mma.metal(70): error: identifier "missing" is undefined\n1 error'
+    with lab_device("cuda", refuses=message) as gpu:
+        # Named and strict: a plugin that is served by the fallback serves.
+        report = select(Model(), plugin, "bonsai_qmv", plugins="bonsai_qmv", strict=True)
+    assert gpu.calls and not gpu.failed
+    label = "bonsai_qmv/affine_mma_cuda"
+    for path in ("plain", "symmetric", "biased"):
+        decision = report.decision(path)
+        assert decision.chosen == label
+        (note,) = decision.as_dict()["offers"][label]["notes"]
+        assert "'affine_mma'" in note and "without bounds on registers" in note and message in note
+    said = [s for s in report.as_dict()["notes"] if message in s]
+    assert len(said) == 2 and said[0].startswith(f"{label}: kernel 'affine_mma'")
+    assert "affine_mma.metal(70)" in report.line() and "1 error" not in report.line()
 
 
 @pytest.mark.lab
@@ -264,7 +268,7 @@ def test_gradients_are_stock_s(gpu) -> None:
         return (model.plain(x) ** 2).sum()
 
     want = mx.grad(total)(x)
-    select(model)
+    select(model, plugin, "bonsai_qmv")
     from backend_core import native
 
     if not native.available():
@@ -285,7 +289,7 @@ def test_one_bit_layers_can_be_differentiated_where_stock_has_no_kernel(gpu, mon
     start = model.embed.weight
     want = np.array(mx.grad(loss)(start.astype(mx.float32)))
     model.embed.weight = start
-    select(model)
+    select(model, plugin, "bonsai_qmv")
 
     def missing(*_):
         raise ValueError("1 is not supported")

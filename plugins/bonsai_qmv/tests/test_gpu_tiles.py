@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from bonsai_qmv import gpu_offers
 from bonsai_qmv.gpu_tiles import AFFINE_QMM_SIMD
-from gpu_harness import excess, problem, run, typed, values
+from gpu_harness import excess, problem, run
 
 from backend_core.simt import arguments
 from backend_core.simt.tiles import rows_of_tiles
 from backend_core.testing import lab
+from backend_core.testing.lab_device import typed, values
 from backend_core.testing.metal_text import metal_text
 
 pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("lab_compiler")]

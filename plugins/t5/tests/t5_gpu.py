@@ -9,20 +9,11 @@ import numpy as np
 from t5_ternary import gpu_kernels, reference
 from t5_ternary.layout import packed_columns
 
-from backend_core.simt import Launch, SimtKernel, arguments
-from backend_core.testing import lab
+from backend_core.simt import SimtKernel, arguments
+from backend_core.testing import lab, lab_device
+from backend_core.testing.lab_device import typed, values
 
 KERNELS = {kernel.name: kernel for kernel in gpu_kernels.KERNELS}
-
-
-def typed(a: np.ndarray, dtype: str) -> np.ndarray:
-    """Float values as the lab's array of `dtype`."""
-    return lab.to_bfloat16(a) if dtype == "bfloat16" else a.astype(dtype)
-
-
-def values(a: np.ndarray) -> np.ndarray:
-    """The lab's array as float64."""
-    return np.asarray(lab.to_float32(a), np.float64)
 
 
 @dataclass
@@ -75,52 +66,4 @@ def run(kernel: SimtKernel, p: Problem, as_rows: int = 0, **over: Any) -> lab.Re
 
 def excess(p: Problem, y: np.ndarray) -> float:
     """Largest error over the allowed one, inf where y is not a number."""
-    want, allowed = p.expected()
-    ratio = np.abs(values(y) - want) / allowed
-    return float(np.where(np.isnan(ratio), np.inf, ratio).max())
-
-
-class LabDevice:
-    """What stands for a GPU: kernels take and give mlx arrays, and run in the lab with all checks.
-
-    calls
-        Kernel and rows of the launch of every call.
-    """
-
-    name = "metal"
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, int]] = []
-
-    def bind(self, kernel: SimtKernel, launch: Launch, fixed: Any = ()) -> Any:
-        """In place of ``kernel.bind(device, launch, fixed)``."""
-        import mlx.core as mx
-
-        def call(*, inputs: Any, output_shapes: Any, output_dtypes: Any) -> list[mx.array]:
-            self.calls.append((kernel.name, rows_of(launch)))
-            result = kernel.lab()(
-                inputs=[from_mlx(a) for a in (*inputs, *fixed)], output_shapes=output_shapes,
-                output_dtypes=[getattr(lab, str(d).rpartition(".")[2]) for d in output_dtypes],
-                **arguments(launch, lab),
-            )  # fmt: skip
-            # A launch on CUDA may ask for more than Metal has.
-            result.check(("threadgroup-memory",) if self.name == "cuda" else ())
-            outputs = zip(result.outputs, output_dtypes, strict=True)
-            return [mx.array(np.asarray(lab.to_float32(y))).astype(d) for y, d in outputs]
-
-        return call
-
-
-def rows_of(launch: Launch) -> int:
-    """Rows that a launch makes."""
-    template, threadgroups = dict(launch.template), launch.grid[0] // launch.threadgroup[0]
-    if "ROWS" in template:
-        return int(template["ROWS"]) * launch.grid[1]
-    return threadgroups * int(template["TILE_ROWS"] if "TILE_ROWS" in template else 64 * template["WARPS_M"])
-
-
-def from_mlx(a: Any) -> np.ndarray:
-    """The lab's array of an mlx array."""
-    import mlx.core as mx
-
-    return lab.to_bfloat16(np.array(a.astype(mx.float32))) if a.dtype == mx.bfloat16 else np.array(a)
+    return lab_device.excess(y, *p.expected())

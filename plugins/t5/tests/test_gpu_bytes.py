@@ -5,8 +5,10 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 import pytest
-from t5_gpu import KERNELS, excess, problem, run, typed, values
+from t5_gpu import KERNELS, excess, problem, run
 from t5_ternary import gpu_offers, reference
+
+from backend_core.testing.lab_device import typed, values
 
 MMA = KERNELS["t5_mma"]
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 import pytest
-from t5_gpu import KERNELS, problem, values
+from t5_gpu import KERNELS, problem
 from t5_ternary import gpu_offers
 
 from backend_core.testing.cuda_text import compile_cuda, find_nvcc
+from backend_core.testing.lab_device import values
 
 QMV, MMA, QMM = (KERNELS[f"t5_{name}"] for name in ("qmv", "mma", "qmm"))
 

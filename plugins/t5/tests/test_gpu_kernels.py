@@ -6,12 +6,13 @@ import itertools
 
 import numpy as np
 import pytest
-from t5_gpu import KERNELS, excess, problem, run, typed, values
+from t5_gpu import KERNELS, excess, problem, run
 from t5_ternary import reference
 from t5_ternary.layout import packed_columns
 
 from backend_core.simt import arguments
 from backend_core.testing import lab
+from backend_core.testing.lab_device import typed, values
 
 pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("lab_compiler")]
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from t5_gpu import LabDevice
 from t5_ternary import calls, gpu_offers, plugin, reference
 from t5_ternary.modules import T5Embedding, T5Linear
 
-from backend_core import Policy, accelerate, machine, race, restore, walk
-from backend_core.plugins import PluginHost
-from backend_core.race import Timing
+from backend_core import restore
 from backend_core.simt import SimtKernel, families
 from backend_core.sites import LinearSite
+from backend_core.testing.lab_device import LabDevice, lab_device, select
 
 
 def site(**facts):
@@ -119,24 +119,9 @@ class Model(nn.Module):
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch, generations, lab_compiler) -> LabDevice:
-    """A machine whose GPU is the lab: every kernel runs there, checked, and races are won."""
-    device = LabDevice()
-    for module in (machine, walk):
-        monkeypatch.setattr(module, "default_device", lambda: device.name)
-    kernel = SimtKernel
-    monkeypatch.setattr(kernel, "bind", lambda self, name, launch, fixed=(): device.bind(self, launch, fixed))
-    monkeypatch.setattr(kernel, "compile_ahead", lambda self, launches, inputs, dtypes: None)
-    monkeypatch.setattr(race, "race", lambda probe, modules, ours, rows, device, **_: {
-        m: Timing(1.0, 2.0, 0.01) for m in rows})  # fmt: skip
-    return device
-
-
-def select(model: nn.Module):
-    policy = Policy(activations="model")
-    host = PluginHost(policy, devices=("cpu", "metal", "cuda"), isa=("portable",), entry_points=[])
-    host.register(plugin, "t5")
-    return accelerate(model, policy, host=host)
+def gpu(lab_compiler) -> Iterator[LabDevice]:
+    with lab_device() as device:
+        yield device
 
 
 @pytest.mark.lab
@@ -146,7 +131,7 @@ def test_a_model_is_verified_and_runs_as_on_a_gpu(gpu, name) -> None:
     model = Model()
     ids = mx.array([[1, 2, 3]])
     want = np.array(model(ids).astype(mx.float32))
-    report = select(model)
+    report = select(model, plugin, "t5")
     label, many = {"metal": "t5/packed_metal", "cuda": "t5/packed_mma_cuda"}[name], f"t5/packed_qmm_{name}"
     for path in ("plain", "biased", "small", "embed"):
         decision = report.decision(path)
@@ -158,7 +143,8 @@ def test_a_model_is_verified_and_runs_as_on_a_gpu(gpu, name) -> None:
     assert np.abs(have - want).max() < 0.02 * np.abs(want).max()
     before, long = len(gpu.calls), mx.array([list(range(16)) + [3, 4, 5]])
     have = np.array(model(long).astype(mx.float32))
-    assert gpu.calls[before:] == [("t5_qmm_simd", 32) if name == "metal" else ("t5_qmm", 128)] * 4
+    made = ("t5_qmm_simd", 32) if name == "metal" else ("t5_qmm", 128)
+    assert [(call.kernel, call.rows) for call in gpu.calls[before:]] == [made] * 4
     assert restore(model) == 4
     want = np.array(model(long).astype(mx.float32))
     assert np.abs(have - want).max() < 0.02 * np.abs(want).max()
@@ -199,7 +185,7 @@ def test_direct_callers_of_mlx_s_product_get_the_kernel(gpu, name) -> None:
     try:
         have = mx.quantized_matmul(x, layer.weight, layer.scales, None, True, 128, 2)
         # One row to see whether it is right.
-        assert [rows for _, rows in gpu.calls] == [1, 3 if name == "metal" else 4]
+        assert [call.rows for call in gpu.calls] == [1, 3 if name == "metal" else 4]
         many = mx.quantized_matmul(mx.repeat(x, 9, 1), layer.weight, layer.scales, None, True, 128, 2)
         assert len(gpu.calls) == 2
     finally:

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from t5_gpu import KERNELS, excess, problem, run, typed, values
+from t5_gpu import KERNELS, excess, problem, run
 from t5_ternary import gpu_offers, reference
 from t5_ternary.layout import packed_columns
 
 from backend_core.simt import arguments
 from backend_core.simt.tiles import rows_of_tiles
 from backend_core.testing import lab
+from backend_core.testing.lab_device import typed, values
 from backend_core.testing.metal_text import metal_text
 
 pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("lab_compiler")]
