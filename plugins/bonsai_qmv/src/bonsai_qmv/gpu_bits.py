@@ -10,13 +10,12 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from backend_core.simt import Launch, SimtKernel
+from backend_core.simt.pieces import Shape, octets, pieces_launch, shape_that_fits
 from backend_core.sites import itemsize
 
 if TYPE_CHECKING:
     import mlx.core as mx
 
-#: Multiprocessors that the kernel fills, an H200's; others take more or fewer turns.
-MULTIPROCESSORS = 132
 #: SIMD groups of a threadgroup, at most.
 MOST_SIMD_GROUPS = 17
 #: Shared memory that a threadgroup of it may have, by device.
@@ -72,7 +71,7 @@ def _bits_eligible(*, bits: int, group_size: int, x_dtype: str, scales_dtype: st
         return f"k = {k} is not a multiple of {group_size}"
     if most_uneven(k) < 1:
         return f"sums of {k} products are not exact enough"
-    return "" if _bits_shape(1, k, scales_dtype, 0, device)[0] else f"a row of {k} has no room in threadgroup memory"
+    return "" if _bits_shape(1, k, scales_dtype, 0, device).rows else f"a row of {k} has no room in threadgroup memory"
 
 
 def _bits_bytes(rows: int, room: int, items: int, simd_groups: int, depth: int, scales: int, symmetric: bool) -> int:
@@ -80,48 +79,36 @@ def _bits_bytes(rows: int, room: int, items: int, simd_groups: int, depth: int, 
     return rows * (16 * room * 204 + 64 * items) + _ceil(4 * simd_groups * rows, 16) * 16 + piece * simd_groups * depth
 
 
-def _bits_shapes(octets: int) -> list[tuple[int, int]]:
+def _bits_shapes(pieces: int) -> list[tuple[int, int]]:
     """(SIMD groups, pieces that each has memory for), the fastest on an H200 first.
 
-    A threadgroup's pieces come in multiples of `octets`: so should the SIMD groups that take them in turns.
+    A threadgroup's pieces come in multiples of `pieces`: so should the SIMD groups that take them in turns.
     """
-    even = MOST_SIMD_GROUPS // octets * octets or 16
-    less = 8 // octets * octets or 8
+    even = MOST_SIMD_GROUPS // pieces * pieces or 16
+    less = 8 // pieces * pieces or 8
     return [(even, 2 if even > 12 else 3), (even, 2), (less, 2), (4, 2), (1, 2)]
 
 
 def _bits_shape(rows: int, k: int, scales_dtype: str, symmetric: int, device: str, simd_groups: int = 0,
-                depth: int = 0) -> tuple[int, int, int, int]:  # fmt: skip
-    """(Rows of x in one pass over the weights, SIMD groups, pieces that each has memory for, pieces at a time): 0 rows
-    if not even one has room."""
-    octets, size = _ceil(k, 1024), itemsize(scales_dtype)
-    best = (0, 0, 0, 0)
-    for groups, pieces in [(simd_groups, depth)] if simd_groups else _bits_shapes(octets):
-        def used(r: int, items: int, groups: int = groups, pieces: int = pieces) -> int:
-            return _bits_bytes(r, octets, items, groups, pieces, size, symmetric > 0)
+                depth: int = 0) -> Shape:  # fmt: skip
+    def fits(s: Shape) -> bool:
+        numbers = s.rows, octets(k), s.items, s.simd_groups, s.depth
+        return _bits_bytes(*numbers, itemsize(scales_dtype), symmetric > 0) <= BITS_BYTES[device]
 
-        at_once = max((r for r in (1, 2, 4, 8) if r < 2 * rows and used(r, octets) <= BITS_BYTES[device]), default=0)
-        # Fewer passes over the weights are worth fewer SIMD groups if there are many, down to eight.
-        if at_once > best[0] and (not best[0] or (rows > 2 and groups >= 8)):
-            # Many tiles at once, as far as there is room for their sums; not as N asks, to compile less.
-            tiles = min((BITS_BYTES[device] - used(at_once, 0)) // (64 * at_once), 64) // octets
-            best = at_once, groups, pieces, max(1, tiles) * octets
-    return best
+    shapes = [(simd_groups, depth or 2)] if simd_groups else _bits_shapes(octets(k))
+    return shape_that_fits(rows, k, shapes, (1, 2, 4, 8), fits)
 
 
 def _bits_geometry(*, rows: int, n: int, k: int, x_dtype: str, scales_dtype: str, out_dtype: str, symmetric: int = 0,
                    has_bias: bool = False, device: str = "metal", simd_groups: int = 0, depth: int = 0,
                    blocks: int = 0, **_: Any) -> Launch:  # fmt: skip
-    at_once, simd_groups, depth, items = _bits_shape(rows, k, scales_dtype, symmetric, device, simd_groups, depth)
-    passes = _ceil(rows, at_once)
-    blocks = blocks or min(_ceil(n, 16), max(MULTIPROCESSORS // passes, 1))
+    shape = _bits_shape(rows, k, scales_dtype, symmetric, device, simd_groups, depth)
     template = (
-        ("T", x_dtype), ("S", scales_dtype), ("O", out_dtype), ("ROWS", at_once), ("SIMD_GROUPS", simd_groups),
-        ("ROOM", _ceil(k, 1024)), ("ITEMS", items), ("DEPTH", depth), ("WHOLE", k % 1024 == 0),
-        ("SYMMETRIC", symmetric), ("HAS_BIAS", has_bias),
+        ("T", x_dtype), ("S", scales_dtype), ("O", out_dtype), ("ROWS", shape.rows),
+        ("SIMD_GROUPS", shape.simd_groups), ("ROOM", octets(k)), ("ITEMS", shape.items), ("DEPTH", shape.depth),
+        ("WHOLE", k % 1024 == 0), ("SYMMETRIC", symmetric), ("HAS_BIAS", has_bias),
     )  # fmt: skip
-    lanes = 32 * simd_groups
-    return Launch(template, (lanes * blocks, passes, 1), (lanes, 1, 1))
+    return pieces_launch(template, shape, rows, n, blocks)
 
 
 def _bits_threadgroup_bytes(launch: Launch) -> int:

@@ -11,8 +11,9 @@ import importlib.resources
 from typing import Any
 
 from backend_core.simt import Launch, SimtKernel
+from backend_core.simt.pieces import MULTIPROCESSORS
 
-from .gpu_bits import AFFINE_BITS, MULTIPROCESSORS
+from .gpu_bits import AFFINE_BITS
 from .gpu_tiles import AFFINE_QMM_SIMD
 
 GROUP_SIZES = (32, 64, 128)

@@ -10,6 +10,7 @@ import importlib.resources
 from typing import Any
 
 from backend_core.simt import Launch, SimtKernel
+from backend_core.simt.pieces import Shape, octets, pieces_launch, shape_that_fits
 
 from .gpu_tiles import T5_QMM, T5_QMM_SIMD
 from .layout import GROUP_BYTES
@@ -19,8 +20,6 @@ FLOATS = ("float32", "float16", "bfloat16")
 MOST_ROWS = 8
 #: SIMD groups of a threadgroup of the matrix-vector kernel.
 QMV_SIMD_GROUPS = 4
-#: Multiprocessors that the matrix kernel fills, an H200's; others take more or fewer turns.
-MULTIPROCESSORS = 132
 #: Threadgroup memory of the matrix kernel, by device.
 MMA_BYTES = {"metal": 32768, "cuda": 163 << 10}
 
@@ -75,7 +74,7 @@ def _mma_eligible(*, group_size: int, x_dtype: str, scales_dtype: str, k: int, n
         return f"dtypes {x_dtype} and {scales_dtype}"
     if n * k // group_size >= 1 << 31:
         return f"{n} x {k} weights have too many groups"
-    return "" if _mma_shape(1, k, group_size, device)[0] else f"a row of {k} has no room in threadgroup memory"
+    return "" if _mma_shape(1, k, group_size, device).rows else f"a row of {k} has no room in threadgroup memory"
 
 
 def _mma_bytes(rows: int, room: int, items: int, simd_groups: int, depth: int, group_size: int) -> int:
@@ -86,41 +85,28 @@ def _mma_bytes(rows: int, room: int, items: int, simd_groups: int, depth: int, g
     return x + facts + 64 * items * rows + (3328 + 32768 // group_size) * simd_groups * depth
 
 
-def _mma_shape(rows: int, k: int, group_size: int, device: str, simd_groups: int = 0, depth: int = 0
-               ) -> tuple[int, int, int, int]:  # fmt: skip
-    """(Rows of x in one pass over the weights, SIMD groups, pieces that each has memory for, pieces at a time): 0 rows
-    if not even one has room."""
-    octets, best = _ceil(k, 1024), (0, 0, 0, 0)
-    shapes = [(simd_groups, depth or 2)] if simd_groups else [(g, 2) for g in (*range(12, 7, -1), 4, 2, 1)]
-    for groups, pieces in shapes:
-        def fits(r: int, items: int, groups: int = groups, pieces: int = pieces) -> bool:
-            # x is where pieces will be later.
-            room = 2048 * octets * r <= (3328 + 32768 // group_size) * groups
-            return room and _mma_bytes(r, octets, items, groups, pieces, group_size) <= MMA_BYTES[device]
+def _mma_shape(rows: int, k: int, group_size: int, device: str, simd_groups: int = 0, depth: int = 0) -> Shape:
+    def fits(s: Shape) -> bool:
+        # x is where pieces will be later.
+        room = 2048 * octets(k) * s.rows <= (3328 + 32768 // group_size) * s.simd_groups
+        return room and _mma_bytes(s.rows, octets(k), s.items, s.simd_groups, s.depth, group_size) <= MMA_BYTES[device]
 
-        at_once = max((r for r in (1, 2, 4) if r < 2 * rows and fits(r, octets)), default=0)
-        # Fewer passes over the weights are worth fewer SIMD groups if there are many, down to eight.
-        if at_once > best[0] and (not best[0] or (rows > 2 and groups >= 8)):
-            # Many tiles at once, as far as there is room for their sums; not as N asks, to compile less.
-            tiles = max(t for t in range(1, max(64 // octets, 1) + 1) if fits(at_once, t * octets))
-            best = at_once, groups, pieces, tiles * octets
-    return best
+    shapes = [(simd_groups, depth or 2)] if simd_groups else [(g, 2) for g in (*range(12, 7, -1), 4, 2, 1)]
+    return shape_that_fits(rows, k, shapes, (1, 2, 4), fits)
 
 
 def _mma_geometry(*, rows: int, n: int, k: int, group_size: int, x_dtype: str, out_dtype: str, has_bias: bool = False,
                   device: str = "metal", ratio: int = 16, zeros: int = 64, simd_groups: int = 0, depth: int = 0,
                   blocks: int = 0, **_: Any) -> Launch:  # fmt: skip
-    at_once, simd_groups, depth, items = _mma_shape(rows, k, group_size, device, simd_groups, depth)
+    shape = _mma_shape(rows, k, group_size, device, simd_groups, depth)
     columns = k // group_size * GROUP_BYTES[group_size]
     align = 16 if k % 1024 == 0 else next(a for a in (8, 4, 1) if columns % a == 0)
     template = (
-        ("T", x_dtype), ("O", out_dtype), ("GS", group_size), ("ROWS", at_once), ("SIMD_GROUPS", simd_groups),
-        ("ROOM", _ceil(k, 1024)), ("ITEMS", items), ("DEPTH", depth), ("ALIGN", align), ("RATIO", ratio),
+        ("T", x_dtype), ("O", out_dtype), ("GS", group_size), ("ROWS", shape.rows), ("SIMD_GROUPS", shape.simd_groups),
+        ("ROOM", octets(k)), ("ITEMS", shape.items), ("DEPTH", shape.depth), ("ALIGN", align), ("RATIO", ratio),
         ("ZEROS", zeros), ("HAS_BIAS", has_bias),
     )  # fmt: skip
-    lanes, passes = 32 * simd_groups, _ceil(rows, at_once)
-    blocks = blocks or min(_ceil(n, 16), max(MULTIPROCESSORS // passes, 1))
-    return Launch(template, (lanes * blocks, passes, 1), (lanes, 1, 1))
+    return pieces_launch(template, shape, rows, n, blocks)
 
 
 def _mma_threadgroup_bytes(launch: Launch) -> int:
