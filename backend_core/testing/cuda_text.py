@@ -1,22 +1,34 @@
-"""Compiles the CUDA text of a kernel with nvcc, without a GPU.
+"""Compiles the CUDA text of a kernel with nvcc or NVRTC, without a GPU.
 
-    from backend_core.testing.cuda_text import compile_cuda
-    compile_cuda(kernel, kernel.launch(...), {"x": "float16", "w": "uint32"}, {"y": "float16"})
+    from backend_core.testing.cuda_text import compile_cuda, compile_nvrtc
+    launch = kernel.launch(..., device="cuda")
+    compile_cuda(kernel, launch, {"x": "float16", "w": "uint32"}, {"y": "float16"})
+    compile_nvrtc(kernel, launch, {"x": "float16", "w": "uint32"}, {"y": "float16"}, "sm_89")
 
-What mlx writes around the text is written anew here as far as kernels see it: the signature, template parameters as
-constants, and shapes, strides and dimensions of inputs whose names occur. NVRTC, which mlx uses, is the same compiler.
+For nvcc, what mlx writes around the text is written anew here as far as kernels see it: the signature, template
+parameters as constants, and shapes, strides and dimensions of inputs whose names occur. For NVRTC it is the text that a
+user's machine compiles.
 """
 
 from __future__ import annotations
 
+import ctypes
+import ctypes.util
+import functools
+import importlib.util
+import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from backend_core.simt import Launch, SimtKernel
+from backend_core.simt import Launch, SimtKernel, compiled, nvrtc
+from backend_core.testing.lab.cases import Case
+from backend_core.testing.lab.dtypes import dtype_of
 
+#: GPUs that kernels with matrix instructions are compiled for in tests: A100, L40 and RTX 40, H100 and H200.
+ARCHITECTURES = ("sm_80", "sm_89", "sm_90a")
 _TYPES = {
     "float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16", "bool": "bool",
     **{f"{sign}int{bits}": f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)},
@@ -81,3 +93,54 @@ def compile_cuda(kernel: SimtKernel, launch: Launch, inputs: Mapping[str, str], 
         if done.returncode:
             raise CudaError(f"kernel {kernel.name!r}:\n{done.stdout}{done.stderr}")
         return cubin.read_bytes()
+
+
+@functools.cache
+def find_nvrtc() -> str:
+    """Loads NVRTC of CUDA 12 or newer into the process and gives its version: from the package nvidia-cuda-nvrtc, from
+    CUDA_HOME, or from where the system's loader looks.
+
+    Raises FileNotFoundError, which says what to install; CUDA's headers are needed too.
+    """
+    for library in _libraries():
+        try:
+            # NVRTC asks for this one by name alone.
+            for builtins in sorted(library.parent.glob("libnvrtc-builtins.so.*")) if library.is_absolute() else ():
+                ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
+            ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+        except OSError:
+            continue
+        nvrtc.include_folders()
+        return nvrtc.version()
+    raise FileNotFoundError("NVRTC was not found: pip install nvidia-cuda-nvrtc, or set CUDA_HOME")
+
+
+def _libraries() -> Iterable[Path]:
+    spec = importlib.util.find_spec("nvidia")
+    folders = [p for root in (spec and spec.submodule_search_locations) or () for p in Path(root).glob("*/lib")]
+    homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")] + ["/usr/local/cuda"]
+    folders += [Path(home) / part for home in homes if home for part in ("lib64", "lib")]
+    for folder in folders:
+        yield from sorted(folder.glob("libnvrtc.so.1[2-9]"), reverse=True)
+    if name := ctypes.util.find_library("nvrtc"):
+        yield Path(name)
+
+
+def compile_nvrtc(kernel: SimtKernel, launch: Launch, inputs: Mapping[str, str], outputs: Mapping[str, str],
+                  architecture: str = "sm_90a") -> bytes:  # fmt: skip
+    """The machine code (cubin) that a user's machine makes of the kernel. inputs, outputs: as of :func:`cuda_text`.
+
+    Raises nvrtc.CompileError with the compiler's message, FileNotFoundError as :func:`find_nvrtc`, ValueError if the
+    kernel names strides or the names are not the kernel's.
+    """
+    find_nvrtc()
+    if (names := (tuple(inputs), tuple(outputs))) != (kernel.inputs, kernel.outputs):
+        raise ValueError(f"kernel {kernel.name!r} takes {kernel.inputs} and gives {kernel.outputs}, not {names}")
+    text = compiled.text_of(kernel, launch.template, list(inputs.values()), list(outputs.values()), f"{kernel.name}_1")
+    return nvrtc.compile_text(text, kernel.name, architecture)
+
+
+def dtypes_of(kernel: SimtKernel, case: Case) -> tuple[dict[str, str], dict[str, str]]:
+    """Inputs and outputs of a case as the compilers here take them."""
+    inputs = {name: dtype_of(a).name for name, a in zip(kernel.inputs, case.inputs, strict=True)}
+    return inputs, {name: dtype for name, (_, dtype) in zip(kernel.outputs, case.outputs, strict=True)}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -226,21 +224,3 @@ def test_why_not_says_what_is_missing(monkeypatch) -> None:
     compiled.why_not.cache_clear()
     assert compiled.why_not() == "MLX_ACCEL_CUDA_CACHE=0"
     compiled.why_not.cache_clear()
-
-
-def test_the_text_compiles_and_errors_have_the_line_of_the_file() -> None:
-    """With NVRTC, where its package or CUDA's libraries are there."""
-    spec = importlib.util.find_spec("backend_core.simt.nvrtc")
-    assert spec is not None and spec.loader is not None
-    real = importlib.util.module_from_spec(spec)  # as it is, without the fixture's replacements
-    spec.loader.exec_module(real)
-    try:
-        ctypes.CDLL("libnvrtc.so.13")
-        real.include_folders()
-    except OSError as error:
-        pytest.skip(f"no NVRTC 13 with headers: {error}")
-    text = compiled.text_of(ROW_SUMS, launch().template, F32, F32, "row_sums_1")
-    code = real.compile_text(text, "row_sums", "sm_90a")
-    assert code.startswith(b"\x7fELF") and b"row_sums_1" in code
-    with pytest.raises(real.CompileError, match=r"row_sums does not compile: rows.metal\(41\): error"):
-        real.compile_text('#line 41 "rows.metal"\nint broken = missing;\n', "row_sums", "sm_90a")

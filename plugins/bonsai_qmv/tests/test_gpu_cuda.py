@@ -1,4 +1,4 @@
-"""The CUDA text of the GPU kernels, compiled where nvcc is, and run where a GPU is."""
+"""The CUDA text of the GPU kernels, compiled where nvcc or NVRTC is, and run where a GPU is."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import pytest
 from bonsai_qmv import gpu_offers
 from gpu_harness import KERNELS, problem
 
-from backend_core.testing.cuda_text import compile_cuda, find_nvcc
+from backend_core.testing.cuda_text import ARCHITECTURES, compile_cuda, compile_nvrtc, find_nvcc, find_nvrtc
 from backend_core.testing.lab_device import values
 
 QMV, MMA, BITS, QMM = (KERNELS[f"affine_{name}"] for name in ("qmv", "mma", "bits", "qmm"))
 
 
+@pytest.mark.parametrize("compiler", ["nvcc", "nvrtc"])
 @pytest.mark.parametrize(
     ("kernel", "bits", "group", "dtype", "scales", "rows", "symmetric", "bias"),
     [
@@ -32,16 +33,18 @@ QMV, MMA, BITS, QMM = (KERNELS[f"affine_{name}"] for name in ("qmv", "mma", "bit
         (QMM, 1, 64, "bfloat16", "bfloat16", 17, 0, False),
     ],
 )
-def test_it_compiles(kernel, bits, group, dtype, scales, rows, symmetric, bias) -> None:
+def test_it_compiles(compiler, kernel, bits, group, dtype, scales, rows, symmetric, bias) -> None:
     try:
-        find_nvcc()
+        find_nvcc() if compiler == "nvcc" else find_nvrtc()
     except FileNotFoundError as e:
         pytest.skip(str(e))
     out = dtype if dtype == scales else "float32"
     launch = kernel.launch(rows=rows, n=40, k=9 * group, bits=bits, group_size=group, x_dtype=dtype, out_dtype=out,
                            scales_dtype=scales, symmetric=symmetric, has_bias=bias, device="cuda")  # fmt: skip
     types = {"x": dtype, "w": "uint32", "scales": scales, "biases": scales, "bias": scales}
-    assert compile_cuda(kernel, launch, types, {"y": out}).startswith(b"\x7fELF")
+    for architecture in ARCHITECTURES if compiler == "nvrtc" else ("sm_90a",):
+        compile_with = compile_nvrtc if compiler == "nvrtc" else compile_cuda
+        assert compile_with(kernel, launch, types, {"y": out}, architecture).startswith(b"\x7fELF")
 
 
 def on_gpu() -> str:

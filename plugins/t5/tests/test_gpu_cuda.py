@@ -1,4 +1,4 @@
-"""The CUDA text of the GPU kernels, compiled where nvcc is, and run where a GPU is."""
+"""The CUDA text of the GPU kernels, compiled where nvcc or NVRTC is, and run where a GPU is."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import pytest
 from t5_gpu import KERNELS, problem
 from t5_ternary import gpu_offers
 
-from backend_core.testing.cuda_text import compile_cuda, find_nvcc
+from backend_core.testing.cuda_text import ARCHITECTURES, compile_cuda, compile_nvrtc, find_nvcc, find_nvrtc
 from backend_core.testing.lab_device import values
 
 QMV, MMA, QMM = (KERNELS[f"t5_{name}"] for name in ("qmv", "mma", "qmm"))
 
 
+@pytest.mark.parametrize("compiler", ["nvcc", "nvrtc"])
 @pytest.mark.parametrize(
     ("kernel", "group", "groups", "dtype", "scales", "rows", "bias"),
     [
@@ -28,16 +29,18 @@ QMV, MMA, QMM = (KERNELS[f"t5_{name}"] for name in ("qmv", "mma", "qmm"))
         (QMM, 64, 9, "bfloat16", "bfloat16", 17, False),
     ],
 )
-def test_it_compiles(kernel, group, groups, dtype, scales, rows, bias) -> None:
+def test_it_compiles(compiler, kernel, group, groups, dtype, scales, rows, bias) -> None:
     try:
-        find_nvcc()
+        find_nvcc() if compiler == "nvcc" else find_nvrtc()
     except FileNotFoundError as e:
         pytest.skip(str(e))
     out = dtype if dtype == scales else "float32"
     launch = kernel.launch(rows=rows, n=40, k=groups * group, group_size=group, x_dtype=dtype, out_dtype=out,
                            scales_dtype=scales, has_bias=bias, device="cuda")  # fmt: skip
     types = {"x": dtype, "w": "uint8", "scales": scales, "bias": scales}
-    assert compile_cuda(kernel, launch, types, {"y": out}).startswith(b"\x7fELF")
+    for architecture in ARCHITECTURES if compiler == "nvrtc" else ("sm_90a",):
+        compile_with = compile_nvrtc if compiler == "nvrtc" else compile_cuda
+        assert compile_with(kernel, launch, types, {"y": out}, architecture).startswith(b"\x7fELF")
 
 
 @pytest.mark.gpu
