@@ -202,3 +202,16 @@ def check_shapes(kernel: SimtKernel, expected: Mapping[str, Sequence[int]], arra
     for name, shape in expected.items():
         if tuple(arrays[name].shape) != tuple(shape):
             raise ValueError(f"kernel {kernel.name!r}: {name} is {tuple(arrays[name].shape)}, not {tuple(shape)}")
+
+
+def check_dtypes(kernel: SimtKernel, layer: str, expected: Mapping[str, str | Sequence[str]], arrays: Mapping[str, Any]
+                 ) -> None:  # fmt: skip
+    """Raise ValueError naming the layer and the array if one has not the dtype, or one of the dtypes, that the contract
+    asks for. expected: mlx's names (``"float16"``)."""
+    for name, wanted in expected.items():
+        have = str(arrays[name].dtype).rpartition(".")[2]
+        if have not in (wanted := (wanted,) if isinstance(wanted, str) else tuple(wanted)):
+            raise ValueError(
+                f"kernel {kernel.name!r}: {name} of {layer} is {have}, not {' or '.join(wanted)}; store it as "
+                f"{wanted[0]} in the layer and accelerate the model again"
+            )

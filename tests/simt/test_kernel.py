@@ -10,7 +10,7 @@ import pytest
 from rows import COPIED, ROW_SUMS
 
 from backend_core.kernels_registry import Registry
-from backend_core.simt import Launch, SimtKernel, arguments, check_shapes
+from backend_core.simt import Launch, SimtKernel, arguments, check_dtypes, check_shapes
 from backend_core.testing import lab
 
 
@@ -46,6 +46,19 @@ def test_shapes_are_checked_by_name() -> None:
     check_shapes(ROW_SUMS, {"x": (2, 3)}, {"x": np.zeros((2, 3))})
     with pytest.raises(ValueError, match=r"'row_sums': x is \(2, 3\), not \(3, 2\)"):
         check_shapes(ROW_SUMS, {"x": (3, 2)}, {"x": np.zeros((2, 3))})
+
+
+def test_dtypes_are_checked_with_the_layer_and_what_to_do() -> None:
+    arrays = {"scales": mx.zeros(1, mx.float16), "bias": mx.zeros(1, mx.int32)}
+    check_dtypes(ROW_SUMS, "layers.0.q", {"scales": "float16", "bias": ("float32", "int32")}, arrays)
+    with pytest.raises(
+        ValueError, match=r"'row_sums': scales of layers\.0\.q is float16, not bfloat16; store it"
+    ):
+        check_dtypes(ROW_SUMS, "layers.0.q", {"scales": "bfloat16"}, arrays)
+    with pytest.raises(
+        ValueError, match="bias of q is int32, not float32 or float16; store it as float32"
+    ):
+        check_dtypes(ROW_SUMS, "q", {"scales": ("float32", "float16"), "bias": ("float32", "float16")}, arrays)
 
 
 def test_kernels_without_their_device_say_so() -> None:

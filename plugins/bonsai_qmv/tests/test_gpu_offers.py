@@ -120,6 +120,34 @@ def test_arrays_that_do_not_fit_are_refused_with_their_shapes(generations) -> No
         gpu_offers.offers(site())[0].build(layer)
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype", "wanted"),
+    [
+        ("weight", "int32", "uint32"),
+        ("scales", "bfloat16", "float16"),
+        ("biases", "float32", "float16"),
+        ("bias", "int32", "float32 or float16 or bfloat16"),
+    ],
+)
+@pytest.mark.parametrize("device", ["cuda", "metal"])
+def test_arrays_of_another_dtype_are_refused_with_the_layer_s_name(generations, device, name, dtype, wanted) -> None:
+    layer = quantized(48, 256, 2, symmetric=True, bias=True)
+    layer[name] = layer[name].astype(getattr(mx, dtype))
+    for offer in gpu_offers.offers(site(path="layers.3.up", device=device, has_bias=True)):
+        with pytest.raises(ValueError, match=rf"{name} of layers\.3\.up is {dtype}, not {wanted}; store it as"):
+            offer.build(layer)
+
+
+@pytest.mark.lab
+def test_a_bias_of_another_float_dtype_is_served(gpu) -> None:
+    layer = quantized(48, 256, 2, bias=True)
+    layer.bias = layer.bias.astype(mx.float32)
+    f = gpu_offers.offers(site(device="metal", has_bias=True, out_dtype="float32"))[0].build(layer)
+    x = mx.random.normal((2, 256), key=mx.random.key(1)).astype(mx.float16)
+    want = layer(x.astype(mx.float32))
+    assert f(x).dtype == mx.float32 and mx.abs(f(x) - want).max() < 1e-3 * mx.abs(want).max()
+
+
 # Whole models
 
 

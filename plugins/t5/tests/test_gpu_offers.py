@@ -85,6 +85,23 @@ def test_arrays_that_do_not_fit_are_refused_with_their_shapes(generations) -> No
         gpu_offers.offers(site())[0].build(layer)
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype", "wanted"),
+    [
+        ("weight", "int8", "uint8"),
+        ("scales", "bfloat16", "float16"),
+        ("bias", "int32", "float32 or float16 or bfloat16"),
+    ],
+)
+@pytest.mark.parametrize("device", ["cuda", "metal"])
+def test_arrays_of_another_dtype_are_refused_with_the_layer_s_name(generations, device, name, dtype, wanted) -> None:
+    layer = linear(48, 512, bias=True)
+    layer[name] = layer[name].astype(getattr(mx, dtype))
+    for offer in gpu_offers.offers(site(path="layers.3.up", k=512, device=device, has_bias=True)):
+        with pytest.raises(ValueError, match=rf"{name} of layers\.3\.up is {dtype}, not {wanted}; store it as"):
+            offer.build(layer)
+
+
 # Whole models
 
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from backend_core import simt
 from backend_core.offers import Offer
-from backend_core.simt import MOST_ROWS, Family, SimtKernel, check_shapes, families
+from backend_core.simt import MOST_ROWS, Family, SimtKernel, check_dtypes, check_shapes, families
 from backend_core.simt.tiles import rows_of_tiles
 from backend_core.sites import LinearSite, itemsize
 
 from .gpu_bits import AFFINE_BITS, most_uneven, unevenness, unusual
-from .gpu_kernels import AFFINE_MMA, AFFINE_QMM, AFFINE_QMV, QMM_ROWS
+from .gpu_kernels import AFFINE_MMA, AFFINE_QMM, AFFINE_QMV, FLOATS, QMM_ROWS
 from .gpu_tiles import AFFINE_QMM_SIMD
 
 if TYPE_CHECKING:
@@ -102,13 +102,18 @@ def build(module: Any, *, family: Family, site: LinearSite) -> Callable[[mx.arra
         ``bias`` (n,).
 
     Reads all scales and biases, to know whether the biases need to be read and what the kernels may do with them.
-    Raises ValueError if the arrays do not fit each other or the kernel cannot serve them, RuntimeError without the
-    device.
+    Raises ValueError if shapes or dtypes of the arrays are not the site's or the kernel cannot serve them, RuntimeError
+    without the device.
     """
     weight, scales, biases = module["weight"], module["scales"], module["biases"]
     groups = (site.n, site.k // site.group_size)
-    shapes = {"w": (site.n, site.k // 32 * site.bits), "scales": groups, "biases": groups}
-    check_shapes(family.kernel, shapes, {"w": weight, "scales": scales, "biases": biases})
+    shapes = {"weight": (site.n, site.k // 32 * site.bits), "scales": groups, "biases": groups}
+    # What is not read is not bound either: anything of its type stands for it.
+    bias = module["bias"] if site.has_bias and site.kind == "linear" else scales
+    arrays = {"weight": weight, "scales": scales, "biases": biases, "bias": bias}
+    check_shapes(family.kernel, shapes, arrays)
+    dtypes = {"weight": "uint32", "scales": site.scales_dtype, "biases": site.scales_dtype, "bias": FLOATS}
+    check_dtypes(family.kernel, site.path, dtypes, arrays)
     symmetric = symmetric_ratio(scales, biases)
     if family is BITS and not (ratio := unevenness(scales, biases)) <= most_uneven(site.k):
         raise ValueError(
@@ -119,8 +124,6 @@ def build(module: Any, *, family: Family, site: LinearSite) -> Callable[[mx.arra
         raise ValueError(reason)
     facts = facts_of(site, symmetric=symmetric)
     facts["folded"] = can_fold(scales)
-    # What is not read is not bound either: anything of its type stands for it.
-    bias = module["bias"] if facts["has_bias"] else scales
     fixed = (weight, scales, scales if symmetric else biases, bias)
     return product(family, facts, fixed)
 

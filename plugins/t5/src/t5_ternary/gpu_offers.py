@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from backend_core import simt
 from backend_core.offers import Offer
-from backend_core.simt import MOST_ROWS, Family, SimtKernel, check_shapes, families
+from backend_core.simt import MOST_ROWS, Family, SimtKernel, check_dtypes, check_shapes, families
 from backend_core.sites import LinearSite, itemsize
 
-from .gpu_kernels import T5_MMA, T5_QMV
+from .gpu_kernels import FLOATS, T5_MMA, T5_QMV
 from .gpu_tiles import T5_QMM, T5_QMM_SIMD, rows_of
 from .layout import GROUP_BYTES, packed_columns
 
@@ -106,18 +106,23 @@ def build(
     many
         The kernel for more than 16 rows, which are mlx's without.
 
-    Raises ValueError if the arrays do not fit each other or the kernel cannot serve them, RuntimeError without the
-    device.
+    Raises ValueError if shapes or dtypes of the arrays are not the site's or the kernel cannot serve them, RuntimeError
+    without the device.
     """
     weight, scales = module["weight"], module["scales"]
-    shapes = {"w": (site.n, packed_columns(site.k, site.group_size)), "scales": (site.n, site.k // site.group_size)}
-    check_shapes(family.kernel, shapes, {"w": weight, "scales": scales})
+    columns = packed_columns(site.k, site.group_size)
+    shapes = {"weight": (site.n, columns), "scales": (site.n, site.k // site.group_size)}
     facts = facts_of(site)
+    # What is not read is not bound either: anything of its type stands for it.
+    bias = module["bias"] if facts["has_bias"] else scales
+    arrays = {"weight": weight, "scales": scales, "bias": bias}
+    check_shapes(family.kernel, shapes, arrays)
+    dtypes = {"weight": "uint8", "scales": site.scales_dtype, "bias": FLOATS}
+    check_dtypes(family.kernel, site.path, dtypes, arrays)
     if family is MMA:
         facts["ratio"] = ratio_of(scales)
         facts["zeros"] = zeros_of(weight, site.group_size)
-    # What is not read is not bound either: anything of its type stands for it.
-    return product(family, facts, (weight, scales, module["bias"] if facts["has_bias"] else scales), many)
+    return product(family, facts, (weight, scales, bias), many)
 
 
 def zeros_of(weight: mx.array, group_size: int) -> int:
