@@ -17,70 +17,21 @@ torch is installed; without it they are left out. Results go to DIR/gpu_check.js
 
 from __future__ import annotations
 
-import argparse
+import functools
 import itertools
-import json
-import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
+import gpu_run
 import numpy as np
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "plugins/bonsai_qmv/src"), str(ROOT / "tools")]
-
-from gpu_tune import CYCLE, SHAPES, tune  # noqa: E402
+from gpu_run import CYCLE, SHAPES, Case, Problem, Run, as_float64, caller, floats, heat, in_turns, kernel_time, per_call
+from gpu_tune import tune
 
 SECTIONS = ("check", "launch", "tune", "decode", "prefill")
-
-
-class Run:
-    """What was found so far, written after every step, and when to stop."""
-
-    def __init__(self, out: Path, seconds: float) -> None:
-        self.out, self.seconds = out, seconds
-        self.results: dict[str, Any] = {}
-        self.tables: list[str] = []
-        self.end = 0.0
-        self.stock_ready = True
-
-    def begin(self, section: str) -> None:
-        self.end = time.time() + self.seconds
-        self.say(f"\n## {section}\n")
-
-    def late(self) -> bool:
-        if time.time() > self.end:
-            self.say("(stopped: out of time)")
-        return time.time() > self.end
-
-    def say(self, line: str) -> None:
-        print(line, flush=True)
-        self.tables.append(line)
-        (self.out / "gpu_check.md").write_text("\n".join(self.tables) + "\n")
-
-    def keep(self, section: str, entry: dict[str, Any]) -> None:
-        self.results.setdefault(section, []).append(entry)
-        (self.out / "gpu_check.json").write_text(json.dumps(self.results, indent=1))
-
-
-# Inputs and calls
-
-
-def floats(a: np.ndarray, dtype: str) -> Any:
-    import mlx.core as mx
-
-    return mx.array(a.astype(np.float32)).astype(getattr(mx, dtype))
-
-
-def as_float64(a: Any) -> np.ndarray:
-    import mlx.core as mx
-
-    return np.array(a.astype(mx.float32)).astype(np.float64)
 
 
 def make(rng: Any, n: int, k: int, bits: int, group: int, dtype: str, symmetric: int) -> list[Any]:
@@ -93,30 +44,13 @@ def make(rng: Any, n: int, k: int, bits: int, group: int, dtype: str, symmetric:
     return [w, scales, biases.astype(scales.dtype)]
 
 
-def caller(kernel: Any, facts: dict[str, Any], **over: Any) -> Any:
-    """f(x, w, scales, biases) -> y for the kernel under this geometry."""
-    import mlx.core as mx
-
-    call = kernel.bind("cuda", kernel.launch(**facts, **over))
-    dtype = [getattr(mx, facts["out_dtype"])]
-
-    def f(x: Any, w: Any, scales: Any, biases: Any) -> Any:
-        shape = [(*x.shape[:-1], facts["n"])]
-        return call(inputs=[x, w, scales, biases, scales], output_shapes=shape, output_dtypes=dtype)[0]
-
-    return f
-
-
 def facts_of(rows: int, n: int, k: int, bits: int, group: int, x: str, s: str, symmetric: int = 0) -> dict[str, Any]:
     out = x if x == s else "float32"
     return {"rows": rows, "n": n, "k": k, "bits": bits, "group_size": group, "x_dtype": x, "scales_dtype": s,
             "out_dtype": out, "symmetric": symmetric, "device": "cuda"}  # fmt: skip
 
 
-# check
-
-
-def cases() -> list[tuple[Any, ...]]:
+def formats() -> list[tuple[Any, ...]]:
     """(kernel, bits, group, x dtype, scales dtype, n, k, symmetric)."""
     from bonsai_qmv import gpu_kernels as g
 
@@ -151,137 +85,46 @@ def cases() -> list[tuple[Any, ...]]:
         (4, 64, "float16", 0),
     ):
         found.append(("affine_qmm", bits, group, dtype, dtype, 200, 1152, symmetric))
+    for group, dtype in itertools.product((64, 128), ("float16", "bfloat16")):
+        found.append(("affine_qmm", 2, group, dtype, dtype, 7, group, 0))
     found.append(("affine_qmm", 2, 128, "float16", "float16", 5120, 17408, 2))
     return found
 
 
-def check_case(case: tuple[Any, ...]) -> dict[str, Any]:
-    """One format: rows 1..16 against float64, and every row against itself alone."""
-    import mlx.core as mx
+#: Rows that each kernel is checked with.
+ROWS = {"affine_qmm": (17, 64, 300), "affine_qmv": (1, 3, 5, 16)}
+FEW = (1, 2, 5, 8, 9, 16)
+
+
+def cases() -> Iterator[Case]:
     from bonsai_qmv import gpu_kernels as g
+
+    kernels = {kernel.name: kernel for kernel in g.KERNELS}
+    for form in formats():
+        name, bits, group, dtype, scales, n, k, symmetric = form
+        label = f"{name} {bits}-bit g{group} {dtype}/{scales} {n}x{k} sym {symmetric}"
+        rows = ROWS.get(name, FEW)
+        yield Case(label, kernels[name], rows, functools.partial(problem, form, rows[-1]))
+
+
+def problem(form: tuple[Any, ...], rows: int) -> Problem:
+    """The same for the same format."""
     from bonsai_qmv import reference
 
-    name, bits, group, dtype, scales_dtype, n, k, symmetric = case
-    kernel = {kernel.name: kernel for kernel in g.KERNELS}[name]
-    rng = np.random.default_rng(abs(hash(case[1:3])) % 1000 + n + k)
+    _, bits, group, dtype, scales_dtype, n, k, symmetric = form
+    rng = np.random.default_rng([bits, group, n, k])
     w, scales, biases = make(rng, n, k, bits, group, scales_dtype, symmetric)
-    facts = facts_of(1, n, k, bits, group, dtype, scales_dtype, symmetric)
-    many = name == "affine_qmm"
-    x = floats(rng.standard_normal((300 if many else 16, k)), dtype)
-    rows = (17, 64, 300) if many else (1, 3, 5, 16) if name == "affine_qmv" else (1, 2, 5, 8, 9, 16)
-    begin = time.time()
-    results = {m: caller(kernel, {**facts, "rows": m})(x[:m], w, scales, biases) for m in rows}
-    single = caller(kernel, facts)
-    alone = [single(x[i : i + 1], w, scales, biases) for i in range(16)]
-    # A view that begins between multiples of 16 bytes.
-    shifted = mx.concatenate([x[:1].reshape(-1)[:1], x.reshape(-1)])[1:].reshape(x.shape)
-    odd = caller(kernel, {**facts, "rows": 2})(shifted[:2], w, scales, biases)
-    mx.eval(results, alone, odd)
-    seconds = time.time() - begin
     chosen = np.arange(n) if n <= 2048 else np.unique(np.r_[np.arange(n - 64, n), rng.integers(0, n, 1000)])
-    weights = reference.dequantize64(np.array(w)[chosen], as_float64(scales)[chosen], as_float64(biases)[chosen], bits)
-    y64, bound = reference.bound(as_float64(x), weights, facts["out_dtype"])
-    worst, unequal = 0.0, []
-    for m, y in results.items():
-        excess = np.abs(as_float64(y)[:, chosen] - y64[:m]) / bound[:m]
-        worst = max(worst, float(np.where(np.isnan(excess), np.inf, excess).max()))
-        if many:
-            unequal += [] if bool(mx.array_equal(y, results[300][:m])) else [f"{m} rows"]
-        else:
-            unequal += [f"{m} rows, row {i}" for i in range(m) if not bool(mx.array_equal(y[i], alone[i][0]))]
-    if not bool(mx.array_equal(odd, results[rows[-1]][:2])):
-        unequal.append("an unaligned x")
-    label = f"{name} {bits}-bit g{group} {dtype}/{scales_dtype} {n}x{k} sym {symmetric}"
-    return {"case": label, "worst": worst, "unequal": unequal[:4], "seconds": round(seconds, 2)}
+    facts = facts_of(rows, n, k, bits, group, dtype, scales_dtype, symmetric)
 
+    def expected(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        s, b = as_float64(scales)[chosen], as_float64(biases)[chosen]
+        return reference.bound(x, reference.dequantize64(np.array(w)[chosen], s, b, bits), facts["out_dtype"])
 
-def check(run: Run, jobs: int) -> None:
-    """Cases in several processes, since most of the time goes into compiling."""
-    todo = cases()
-    with tempfile.TemporaryDirectory() as folder:
-        workers = []
-        for j in range(jobs):
-            out = Path(folder) / f"{j}.json"
-            command = [sys.executable, __file__, "--worker", f"{j}/{jobs}", "--out", str(out)]
-            pipe = subprocess.PIPE
-            workers.append((out, subprocess.Popen(command, stdout=pipe, stderr=subprocess.STDOUT, text=True)))
-        done, bad = 0, 0
-        for out, process in workers:
-            try:
-                text, _ = process.communicate(timeout=max(run.end - time.time(), 1))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                text, _ = process.communicate()
-            for entry in json.loads(out.read_text()) if out.is_file() else []:
-                run.keep("check", entry)
-                wrong = "error" in entry or not entry["worst"] <= 1.0 or entry["unequal"]
-                done, bad = done + 1, bad + bool(wrong)
-                if wrong:
-                    run.say(f"WRONG {entry}")
-            if process.returncode:
-                run.say(f"worker ended with {process.returncode}: {text[-1500:]}")
-    entries = [e for e in run.results.get("check", []) if "worst" in e]
-    worst = max((e["worst"] for e in entries), default=float("nan"))
-    run.say(f"{done} of {len(todo)} cases, {bad} wrong; largest error {worst:.3f} of the bound")
-
-
-def worker(part: str, out: Path) -> None:
-    j, jobs = map(int, part.split("/"))
-    entries = []
-    for case in cases()[j::jobs]:
-        try:
-            entries.append(check_case(case))
-        except Exception as error:
-            entries.append({"case": str(case), "error": f"{type(error).__name__}: {error}"[:2000]})
-        out.write_text(json.dumps(entries))
+    return Problem(facts, floats(rng.standard_normal((rows, k)), dtype), [w, scales, biases], expected, chosen)
 
 
 # Times
-
-
-def per_call(call: Any, sets: list[list[Any]], calls: int) -> float:
-    """Microseconds per call of `calls` calls in one evaluation, over the sets in turn."""
-    import mlx.core as mx
-
-    mx.synchronize()
-    begin = time.perf_counter()
-    mx.eval([call(*sets[i % len(sets)]) for i in range(calls)])
-    mx.synchronize()
-    return (time.perf_counter() - begin) / calls * 1e6
-
-
-def kernel_times(call: Any, sets: list[list[Any]], calls: int) -> dict[str, list[float]]:
-    """Microseconds of each kernel by name, from CUPTI; empty without torch."""
-    import mlx.core as mx
-
-    try:
-        import torch
-        from torch.profiler import ProfilerActivity, profile
-    except ImportError:
-        return {}
-    torch.cuda.init()
-    with tempfile.TemporaryDirectory() as folder:
-        with profile(activities=[ProfilerActivity.CUDA]) as p:
-            mx.eval([call(*sets[i % len(sets)]) for i in range(calls)])
-            mx.synchronize()
-            torch.cuda.synchronize()
-        path = Path(folder) / "trace.json"
-        p.export_chrome_trace(str(path))
-        events = json.loads(path.read_text())["traceEvents"]
-    found: dict[str, list[float]] = {}
-    for e in events:
-        if e.get("cat") == "kernel":
-            found.setdefault(e["name"], []).append(float(e["dur"]))
-    return found
-
-
-def kernel_time(call: Any, sets: list[list[Any]], calls: int) -> float:
-    """Median microseconds of all kernels of one call together, NaN if unknown."""
-    total = 0.0
-    for times in kernel_times(call, sets, calls).values():
-        if len(times) >= calls // 2:
-            total += statistics.median(times) * round(len(times) / calls)
-    return total or float("nan")
 
 
 def weight_sets(n: int, k: int, bits: int, rows: int, symmetric: int, dtype: str = "float16") -> list[list[Any]]:
@@ -299,16 +142,6 @@ def weight_sets(n: int, k: int, bits: int, rows: int, symmetric: int, dtype: str
 
 def bytes_of(n: int, k: int, bits: int, symmetric: int, itemsize: int = 2) -> int:
     return n * k * bits // 8 + n * (k // 128) * itemsize * (1 if symmetric else 2)
-
-
-def heat(seconds: float = 0.4) -> None:
-    """Clocks are low after a pause."""
-    import mlx.core as mx
-
-    a = mx.ones((4096, 4096), mx.float16)
-    until = time.time() + seconds
-    while time.time() < until:
-        mx.eval([a @ a for _ in range(20)])
 
 
 def launch(run: Run) -> None:
@@ -389,21 +222,11 @@ def compile_stock(rows: int, n: int, k: int) -> None:
     mx.eval(quantized(mx.ones((rows, k), mx.float16), w, scales, scales))
 
 
-def in_turns(calls: dict[str, tuple[Any, list[list[Any]]]], count: int, turns: int) -> dict[str, list[float]]:
-    """Microseconds per call, `count` calls in one evaluation."""
-    samples: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(turns):
-        order = list(calls.items())
-        for name, (call, arrays) in order if turn % 2 == 0 else reversed(order):
-            samples[name].append(per_call(call, arrays, count))
-    return samples
-
-
-def decode(run: Run, rows: tuple[int, ...], stock: list[subprocess.Popen[str]], none: bool) -> None:
+def decode(run: Run, rows: tuple[int, ...], stock: Stock) -> None:
     """Ours and stock in turns; ours symmetric and 1-bit too."""
     from bonsai_qmv import gpu_kernels as g
 
-    wait_for(run, stock)
+    stock.wait(run)
     run.say("us per call, 400 calls in one evaluation; kernels alone by CUPTI. s: symmetric\n")
     run.say("| shape | rows | 2-bit | 2-bit s | 1-bit | 1-bit s | stock 2-bit | stock / ours | stock / s "
             "| kernels: 2-bit | 2-bit s | 1-bit | 1-bit s | 1 / 2 | 1 s / 2 s | 2-bit GB/s |")  # fmt: skip
@@ -419,7 +242,7 @@ def decode(run: Run, rows: tuple[int, ...], stock: list[subprocess.Popen[str]], 
             "1-bit": (caller(g.AFFINE_BITS, facts_of(m, n, k, 1, 128, "float16", "float16")), ones),
             "1-bit sym": (caller(g.AFFINE_BITS, facts_of(m, n, k, 1, 128, "float16", "float16", 1)), ones),
         }
-        if run.stock_ready and not none:
+        if stock.ready:
             calls["stock"] = (quantized, sets)
         begin = time.time()
         for call, arrays in calls.values():
@@ -428,10 +251,10 @@ def decode(run: Run, rows: tuple[int, ...], stock: list[subprocess.Popen[str]], 
         heat(0.2)
         if not awake:
             # The first seconds of a process are slower, on the host too.
-            in_turns(calls, 400, 6)
+            in_turns(calls, 400)
             awake = True
-        samples = in_turns(calls, 400, 6)
-        us = {name: statistics.median(s) for name, s in samples.items()}
+        samples = in_turns(calls, 400)
+        us = gpu_run.medians(samples)
         alone = {name: kernel_time(*calls[name], 48) for name in ("ours", "sym", "1-bit", "1-bit sym")}
         entry = {"n": n, "k": k, "rows": m, "us": us, "samples": samples, "kernel_us": alone, "warm_s": warm}
         run.keep("decode", entry)
@@ -442,11 +265,11 @@ def decode(run: Run, rows: tuple[int, ...], stock: list[subprocess.Popen[str]], 
         run.say(f"| {n}x{k} | {m} | {' | '.join(cells)} | {bytes_of(n, k, 2, 0) / alone['ours'] / 1e3:.0f} |")
 
 
-def prefill(run: Run, rows: int, stock: list[subprocess.Popen[str]], none: bool) -> None:
+def prefill(run: Run, rows: int, stock: Stock) -> None:
     """Ours and stock in turns; ours symmetric, whose weights are values of float16, and 1-bit too."""
     from bonsai_qmv import gpu_kernels as g
 
-    wait_for(run, stock)
+    stock.wait(run)
     run.say("us per call, 20 calls in one evaluation\n")
     run.say("| shape | rows | 2-bit | 2-bit symmetric | 1-bit symmetric | stock 2-bit | stock / 2-bit | stock / sym. "
             "| sym. TFLOP/s |")  # fmt: skip
@@ -460,13 +283,13 @@ def prefill(run: Run, rows: int, stock: list[subprocess.Popen[str]], none: bool)
             "sym": (caller(g.AFFINE_QMM, facts_of(rows, n, k, 2, 128, "float16", "float16", 2)), sets),
             "1-bit": (caller(g.AFFINE_QMM, facts_of(rows, n, k, 1, 128, "float16", "float16", 1)), ones),
         }
-        if run.stock_ready and not none:
+        if stock.ready:
             calls["stock"] = (quantized, sets)
         for call, arrays in calls.values():
             per_call(call, arrays, 4)
         heat(0.2)
-        samples = in_turns(calls, 20, 6)
-        us = {name: statistics.median(s) for name, s in samples.items()}
+        samples = in_turns(calls, 20)
+        us = gpu_run.medians(samples)
         run.keep("prefill", {"n": n, "k": k, "rows": rows, "us": us, "samples": samples})
         cells = [f"{us.get(c, float('nan')):.0f}" for c in ("ours", "sym", "1-bit", "stock")]
         theirs = us.get("stock", float("nan"))
@@ -476,75 +299,49 @@ def prefill(run: Run, rows: int, stock: list[subprocess.Popen[str]], none: bool)
         )
 
 
-def wait_for(run: Run, stock: list[subprocess.Popen[str]]) -> None:
-    """Until stock has compiled, or a third of the section's time is over."""
-    if not stock:
-        return
-    begin = time.time()
-    until = begin + run.seconds / 3
-    for process in stock:
-        try:
-            text, _ = process.communicate(timeout=max(until - time.time(), 0.1))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            run.say("stock was still compiling when its time was over: left out")
-            run.stock_ready = False
-            continue
-        if process.returncode:
-            run.say(f"stock: {text[-500:]}")
-    stock.clear()
-    run.say(f"(waited {time.time() - begin:.0f} s for stock to compile)\n")
+class Stock:
+    """mlx's own product in the tables: whether it is, and the processes in which it compiles."""
+
+    def __init__(self, waiting: list[subprocess.Popen[str]]) -> None:
+        self.waiting, self.ready = waiting, bool(waiting)
+
+    def wait(self, run: Run) -> None:
+        """Until it has compiled, or a third of the section's time is over."""
+        if not self.waiting:
+            return
+        begin = time.time()
+        until = begin + run.seconds / 3
+        for process in self.waiting:
+            try:
+                text, _ = process.communicate(timeout=max(until - time.time(), 0.1))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                run.say("stock was still compiling when its time was over: left out")
+                self.ready = False
+                continue
+            if process.returncode:
+                run.say(f"stock: {text[-500:]}")
+        self.waiting.clear()
+        run.say(f"(waited {time.time() - begin:.0f} s for stock to compile)\n")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sections", nargs="*", default=list(SECTIONS), help=f"of {', '.join(SECTIONS)}")
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")), help="directory of the results")
-    parser.add_argument("--seconds", type=float, default=290, help="limit of a section")
-    parser.add_argument("--jobs", type=int, default=8, help="processes of the section check")
+    parser = gpu_run.parser_of(__doc__ or "", SECTIONS, 290, "a section")
     parser.add_argument("--rows", default="1,2,4", help="rows of the section decode")
     parser.add_argument("--no-stock", action="store_true",
                         help="leave out stock, whose first calls compile for minutes")  # fmt: skip
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
-    parser.add_argument("--stock", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    unknown = [s for s in options.sections if s not in SECTIONS]
-    if unknown:
-        parser.error(f"unknown section {unknown[0]!r}; there are {', '.join(SECTIONS)}")
-    try:
-        import mlx.core as mx
-    except ImportError as error:
-        print(f"mlx cannot be imported ({error}): put it on PYTHONPATH and CUDA's libraries on LD_LIBRARY_PATH")
-        return 2
-    if not mx.cuda.is_available():
-        print("this mlx has no CUDA, or there is no NVIDIA GPU; install mlx[cuda13]")
-        return 2
-    mx.set_default_device(mx.gpu)
-    if options.worker:
-        worker(options.worker, options.out)
-        return 0
+    parser.add_argument("--stock", help=gpu_run.argparse.SUPPRESS)
+    options = gpu_run.parsed(parser, SECTIONS)
     if options.stock:
         compile_stock(*map(int, options.stock.split(",")))
         return 0
-    options.out.mkdir(parents=True, exist_ok=True)
-    run = Run(options.out, options.seconds)
-    info = mx.device_info()
-    run.say(f"# {info.get('device_name')}, {info.get('architecture')}, mlx {mx.__version__}")
-    run.results["machine"] = {k: str(v) for k, v in info.items()}
+    run = gpu_run.start("gpu_check", options)
     rows = tuple(int(m) for m in options.rows.split(","))
     timed = (*(rows if "decode" in options.sections else ()), *((512,) if "prefill" in options.sections else ()))
-    stock = [] if options.no_stock else start_stock([(m, n, k) for m in timed for n, k in SHAPES])
-    steps = {"check": lambda: check(run, options.jobs), "launch": lambda: launch(run), "tune": lambda: tune(run),
-             "decode": lambda: decode(run, rows, stock, options.no_stock),
-             "prefill": lambda: prefill(run, 512, stock, options.no_stock)}  # fmt: skip
-    for section in options.sections:
-        run.begin(section)
-        begin = time.time()
-        try:
-            steps[section]()
-        except Exception as error:
-            run.say(f"section {section} failed: {type(error).__name__}: {error}")
-        run.say(f"({time.time() - begin:.0f} s)")
+    stock = Stock([] if options.no_stock else start_stock([(m, n, k) for m in timed for n, k in SHAPES]))
+    steps = {"check": lambda: gpu_run.check(run, cases()), "launch": lambda: launch(run), "tune": lambda: tune(run),
+             "decode": lambda: decode(run, rows, stock), "prefill": lambda: prefill(run, 512, stock)}  # fmt: skip
+    gpu_run.run_sections(run, steps, options.sections, each=True)
     return 0
 
 

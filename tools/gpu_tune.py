@@ -25,11 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gpu_run import CYCLE, SHAPES
 
-#: Output x input features of Qwen3.6-27B.
-SHAPES = ((8192, 5120), (17408, 5120), (5120, 17408))
-#: Bytes of weights that launches cycle through: four times the second-level cache of an H200.
-CYCLE = 240 << 20
 LAUNCHES = 48
 #: Registers, threads and bytes of shared memory of a multiprocessor of compute capability 9.0.
 REGISTERS, THREADS, SHARED = 65536, 2048, 227 << 10
@@ -344,6 +341,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    ROOT = Path(__file__).resolve().parents[1]
-    sys.path[:0] = [str(ROOT), str(ROOT / "plugins/bonsai_qmv/src")]
     main()
