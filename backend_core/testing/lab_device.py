@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -176,6 +176,33 @@ def from_mlx(a: Any) -> Array:
     import mlx.core as mx
 
     return lab.to_bfloat16(np.array(a.astype(mx.float32))) if a.dtype == mx.bfloat16 else np.array(a)
+
+
+def to_mlx(a: Array, dtype: str) -> Any:
+    """The mlx array of `dtype` of the lab's array of floats."""
+    import mlx.core as mx
+
+    return mx.array(values(a).astype(np.float32)).astype(getattr(mx, dtype))
+
+
+def wrong_rows(f: Callable[[Any], Any], x: Any, parts: Iterable[slice], want: Array, allowed: Array, bits: Any
+               ) -> list[str]:  # fmt: skip
+    """What is wrong with f(x[part]), on the lab or on a GPU, for these parts of the rows of x; empty if all is well.
+
+    want, allowed: result and largest error of all rows of x, in float64. bits: the first rows, with the bits that f's must
+    have; parts that go on behind them are not compared.
+    """
+    import mlx.core as mx
+
+    found = []
+    for part in parts:
+        y = f(x[part])
+        have = np.array(y.astype(mx.float32)).astype(np.float64)
+        if not (np.abs(have - want[part]) <= allowed[part]).all():
+            found.append(f"rows {part.start} to {part.stop} are wrong")
+        if part.stop <= len(bits) and not bool(mx.array_equal(y, bits[part])):
+            found.append(f"rows {part.start} to {part.stop} have other bits than elsewhere")
+    return found
 
 
 def excess(y: Array, want: Array, allowed: Array) -> float:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import mlx.core as mx
-import numpy as np
 import pytest
 from bonsai_qmv import gpu_offers
 from gpu_harness import KERNELS, problem
 
 from backend_core.testing.cuda_text import ARCHITECTURES, compile_cuda, compile_nvrtc, find_nvcc, find_nvrtc
-from backend_core.testing.lab_device import values
+from backend_core.testing.lab_device import to_mlx, wrong_rows
 
 QMV, MMA, BITS, QMM = (KERNELS[f"affine_{name}"] for name in ("qmv", "mma", "bits", "qmm"))
 
@@ -51,6 +50,15 @@ def on_gpu() -> str:
     return "metal" if mx.metal.is_available() else "cuda" if mx.cuda.is_available() else ""
 
 
+def product(family, p):
+    """``f(x)`` with the problem's weights on the family's device."""
+    dtype = p.facts["scales_dtype"]
+    scales, biases = to_mlx(p.scales, dtype), to_mlx(p.biases, dtype)
+    extra = scales if p.bias is None else to_mlx(p.bias, dtype)
+    fixed = (mx.array(p.w), scales, scales if p.facts["symmetric"] else biases, extra)
+    return gpu_offers.product(family, {**p.facts, "device": family.device}, fixed)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("family", (gpu_offers.BITS, *gpu_offers.FAMILIES), ids=lambda f: f"{f.name}-{f.device}")
 @pytest.mark.parametrize(
@@ -73,22 +81,10 @@ def test_on_the_gpu_rows_are_right_and_have_the_bits_they_have_alone(family, bit
     if family.kernel.eligible(**p.facts):
         pytest.skip(f"{family.kernel.name} does not serve it")
 
-    def array(a, kind):
-        return mx.array(np.asarray(a, np.float32)).astype(getattr(mx, kind))
-
-    scales, biases = array(values(p.scales), dtype), array(values(p.biases), dtype)
-    extra = array(values(p.bias), dtype) if bias else scales
-    facts = {**p.facts, "device": family.device}
-    f = gpu_offers.product(family, facts, (mx.array(p.w), scales, scales if symmetric else biases, extra))
-    x = array(values(p.x), dtype)
-    want, allowed = p.expected()
-    alone = [f(x[i : i + 1]) for i in range(17)]
-    for rows in range(1, 18):
-        y = f(x[:rows])
-        have = np.array(y.astype(mx.float32)).astype(np.float64)
-        assert (np.abs(have - want[:rows]) <= allowed[:rows]).all(), f"{rows} rows"
-        if rows <= 16:  # more rows are another kernel's
-            assert all(bool(mx.array_equal(y[i], alone[i][0])) for i in range(rows)), f"{rows} rows"
+    f, x = product(family, p), to_mlx(p.x, dtype)
+    # More rows are another kernel's.
+    alone = mx.concatenate([f(x[i : i + 1]) for i in range(16)])
+    assert wrong_rows(f, x, [slice(0, rows) for rows in range(1, 18)], *p.expected(), alone) == []
 
 
 @pytest.mark.gpu
@@ -109,14 +105,5 @@ def test_on_the_gpu_many_rows_are_right_and_have_the_bits_they_have_in_any_tile(
     family = next((f for f in gpu_offers.FAMILIES if f.device == on_gpu() and not f.kernel.eligible(**p.facts)), None)
     if family is None or gpu_offers.many_rows(facts) is None:
         pytest.skip("no GPU, or no kernel of many rows for it")
-    scales, biases = (mx.array(values(a).astype(np.float32)).astype(getattr(mx, dtype)) for a in (p.scales, p.biases))
-    extra = mx.array(values(p.bias).astype(np.float32)).astype(scales.dtype) if bias else scales
-    f = gpu_offers.product(family, facts, (mx.array(p.w), scales, scales if symmetric else biases, extra))
-    x = mx.array(values(p.x).astype(np.float32)).astype(scales.dtype)
-    want, allowed = p.expected()
-    whole = f(x)
-    for rows in (slice(0, 17), slice(40, 104), slice(0, 129)):
-        y = f(x[rows])
-        have = np.array(y.astype(mx.float32)).astype(np.float64)
-        assert (np.abs(have - want[rows]) <= allowed[rows]).all(), f"rows {rows}"
-        assert bool(mx.array_equal(y, whole[rows])), f"rows {rows}"
+    f, x = product(family, p), to_mlx(p.x, dtype)
+    assert wrong_rows(f, x, [slice(0, 17), slice(40, 104), slice(0, 129)], *p.expected(), f(x)) == []
