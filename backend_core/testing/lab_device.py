@@ -189,7 +189,7 @@ def wrong_rows(f: Callable[[Any], Any], x: Any, parts: Iterable[slice], want: Ar
                ) -> list[str]:  # fmt: skip
     """What is wrong with f(x[part]), on the lab or on a GPU, for these parts of the rows of x; empty if all is well.
 
-    want, allowed: result and largest error of all rows of x, in float64. bits: the first rows, with the bits that f's must
+    want, allowed: result and largest error of all rows of x, in float64. bits: the first rows, with the bits that they must
     have; parts that go on behind them are not compared.
     """
     import mlx.core as mx
