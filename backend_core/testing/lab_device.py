@@ -171,6 +171,13 @@ def values(a: Array) -> Array:
     return np.asarray(lab.to_float32(a), np.float64)
 
 
+def moved(a: Array, by: int) -> Array:
+    """The same array, `by` elements behind where the lab puts arrays otherwise."""
+    flat = np.zeros(a.size + by, a.dtype)
+    flat[by:] = a.ravel()
+    return flat[by:].reshape(a.shape)
+
+
 def from_mlx(a: Any) -> Array:
     """The lab's array of an mlx array."""
     import mlx.core as mx
@@ -189,8 +196,8 @@ def wrong_rows(f: Callable[[Any], Any], x: Any, parts: Iterable[slice], want: Ar
                ) -> list[str]:  # fmt: skip
     """What is wrong with f(x[part]), on the lab or on a GPU, for these parts of the rows of x; empty if all is well.
 
-    want, allowed: result and largest error of all rows of x, in float64. bits: the first rows, with the bits that they must
-    have; parts that go on behind them are not compared.
+    want, allowed: result and largest error of all rows of x, in float64. bits: what the first rows must be
+    to the bit; parts that go on behind them are not compared.
     """
     import mlx.core as mx
 

@@ -13,7 +13,7 @@ from t5_ternary.layout import packed_columns
 from backend_core.simt import arguments
 from backend_core.simt.tiles import rows_of_tiles
 from backend_core.testing import lab
-from backend_core.testing.lab_device import typed, values
+from backend_core.testing.lab_device import moved, typed, values
 from backend_core.testing.metal_text import metal_text
 
 pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("lab_compiler")]
@@ -94,11 +94,6 @@ def test_a_row_has_the_bits_it_has_in_any_tile_of_any_height_and_view(kernel) ->
     whole = right(kernel, p).outputs[0]
     for rows in (slice(0, 1), slice(63, 65), slice(128, 129), slice(5, 40)):
         np.testing.assert_array_equal(run(kernel, p.part(rows)).check().outputs[0], whole[rows])
-
-    def moved(a: np.ndarray, by: int) -> np.ndarray:
-        flat = np.zeros(a.size + by, a.dtype)
-        flat[by:] = a.ravel()
-        return flat[by:].reshape(a.shape)
 
     p.x, p.w, p.scales = moved(p.x, 1), moved(p.w, 3), moved(p.scales, 1)
     np.testing.assert_array_equal(right(kernel, p).outputs[0], whole)
