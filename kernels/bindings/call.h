@@ -47,8 +47,16 @@ nb::object make_bound(const Call& call, std::vector<mx::array> fixed, bool sever
 const Call* bound_call_of(nb::handle object, const std::vector<mx::array>** fixed);
 void register_bound(nb::module_& m);
 
+struct ProgramSpec;
+struct Layout;
+/* What a program is made of. Raises TypeError for another object. */
+std::shared_ptr<const ProgramSpec> program_of(nb::handle object);
+/* A program's layout for such inputs, of which there are as many as it takes. */
+std::shared_ptr<const Layout> layout_of(nb::handle object, const std::vector<mx::array>& inputs);
+
 void register_program(nb::module_& m);
 void register_caches(nb::module_& m);
+void register_at_once(nb::module_& m);
 void register_kernels(nb::module_& m);
 void register_reference(nb::module_& m);
 void register_tracing(nb::module_& m);

@@ -10,7 +10,6 @@
 #include "task.h"
 
 namespace accel {
-namespace {
 
 /* mx::array::is_donatable() asks for a single reference, but every output of a primitive holds its inputs. An array
  * is one shared pointer, whose count mlx does not show. */
@@ -18,8 +17,6 @@ long references(const mx::array& a) {
   static_assert(sizeof(mx::array) == sizeof(std::shared_ptr<void>));
   return reinterpret_cast<const std::shared_ptr<void>*>(&a)->use_count();
 }
-
-} // namespace
 
 bool movable(const mx::array& in, const mx::array& out, long holders) {
   constexpr size_t kSlack = 16384; // bytes of a buffer that may go unused, as in mlx

@@ -61,6 +61,8 @@ class KernelPrimitive : public mx::Primitive {
   std::shared_ptr<const Params> params_;
 };
 
+/* How many mx::array objects are this array. */
+long references(const mx::array& a);
 /* True if `out` may take the memory of `in`; holders: how many references to it mean that nobody else has it. */
 bool donatable(const mx::array& in, const mx::array& out, long holders);
 /* The same but for other arrays, and tasks that are still queued, which hold the memory of `in`. */

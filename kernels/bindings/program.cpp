@@ -93,15 +93,16 @@ std::shared_ptr<const Layout> make_layout(const ProgramSpec& program, const std:
   return layout;
 }
 
-const mx::array* ProgramPrimitive::donor_of(const Source& source, const std::vector<mx::array>& inputs) const {
-  const Step& step = program_->steps[source.step];
+int donor_of(const ProgramSpec& program, const Source& source) {
+  if (source.step < 0) return -1;
+  const Step& step = program.steps[source.step];
   const std::vector<int>& donors = step.spec->donors;
-  if (!source.views.empty() || donors.empty() || donors[source.index] < 0) return nullptr;
-  if (donors[source.index] >= int(step.sources.size())) return nullptr;
+  if (!source.views.empty() || donors.empty() || donors[source.index] < 0) return -1;
+  if (donors[source.index] >= int(step.sources.size())) return -1;
   const Source& from = step.sources[donors[source.index]];
-  if (from.step >= 0 || !from.views.empty()) return nullptr;
+  if (from.step >= 0 || !from.views.empty()) return -1;
   // Nothing else in the program may see what this step changes.
-  return program_->uses[from.index] == 1 ? &inputs[from.index] : nullptr;
+  return program.uses[from.index] == 1 ? from.index : -1;
 }
 
 /* While a run is queued, mlx holds the memory of everything that it reads and writes. A program that changes what its
@@ -187,9 +188,9 @@ void ProgramPrimitive::eval_cpu(const std::vector<mx::array>& inputs, std::vecto
     if (owner) {
       flags.contiguous = owner->flags().contiguous;
       out.copy_shared_buffer(*owner, strides, flags, owner->data_size());
-    } else if (const mx::array* donor = donor_of(source, inputs);
-               donor && plain && may_move(*donor, out, long(outputs.size()), drained)) {
-      out.copy_shared_buffer(*donor);
+    } else if (const int donor = donor_of(*program_, source);
+               donor >= 0 && plain && may_move(inputs[donor], out, long(outputs.size()), drained)) {
+      out.copy_shared_buffer(inputs[donor]);
     } else {
       out.set_data(mx::allocator::malloc(out.nbytes()), out.size(), strides, flags);
     }

@@ -88,6 +88,9 @@ struct ProgramSpec {
   void look_ahead();
 };
 
+/* The input of the program whose memory an output may have, -1 if none. */
+int donor_of(const ProgramSpec& program, const Source& output);
+
 /* One output of a step. */
 struct Result {
   mx::Shape shape;
@@ -124,8 +127,6 @@ class ProgramPrimitive : public mx::Primitive {
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
 
  private:
-  /* The program's input that may become this output, null if none. */
-  const mx::array* donor_of(const Source& source, const std::vector<mx::array>& inputs) const;
   /* Whether `out` may have the memory of `in`. drained: everything that was queued before has been waited for. */
   bool may_move(const mx::array& in, const mx::array& out, long holders, bool& drained);
 

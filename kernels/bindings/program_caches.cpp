@@ -85,6 +85,13 @@ void put(nb::list caches, Py_ssize_t begin, nb::tuple arrays, nb::int_ offset) {
   }
 }
 
+/* Moves caches on whose arrays were changed in place. */
+void move_on(nb::list caches, nb::int_ offset) {
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(caches.ptr()); ++i) {
+    if (PyObject_SetAttr(PyList_GET_ITEM(caches.ptr(), i), names().offset, offset.ptr()) != 0) throw nb::python_error();
+  }
+}
+
 } // namespace
 
 void register_caches(nb::module_& m) {
@@ -93,6 +100,7 @@ void register_caches(nb::module_& m) {
         "for one more position; None if anything is otherwise.");
   m.def("put_caches", &put, "caches"_a, "begin"_a, "arrays"_a, "offset"_a,
         "Puts arrays[1:], as take_caches gives them, and an offset into the caches from number `begin` on.");
+  m.def("move_caches", &move_on, "caches"_a, "offset"_a, "Sets the offset of caches.");
 }
 
 } // namespace accel

@@ -211,11 +211,21 @@ nb::object make_program(std::string name, int n_inputs, nb::sequence steps, nb::
 
 } // namespace
 
+std::shared_ptr<const ProgramSpec> program_of(nb::handle object) {
+  if (Py_TYPE(object.ptr()) != program_type) throw nb::type_error("not a program");
+  return reinterpret_cast<ProgramObject*>(object.ptr())->state->program;
+}
+
+std::shared_ptr<const Layout> layout_of(nb::handle object, const std::vector<mx::array>& inputs) {
+  return layout_for(*reinterpret_cast<ProgramObject*>(object.ptr())->state, inputs);
+}
+
 void register_program(nb::module_& m) {
   program_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&type_spec));
   if (!program_type) throw nb::python_error();
   m.attr("Program") = nb::handle(reinterpret_cast<PyObject*>(program_type));
   register_caches(m);
+  register_at_once(m);
   m.def("program", &make_program, "name"_a, "n_inputs"_a, "steps"_a, "outputs"_a,
         "Several bound kernels as one primitive; see backend_core.program.");
 }
