@@ -81,6 +81,23 @@ def test_rows_do_not_depend_on_each_other(form, isa):
                 assert np.array_equal(y.view(np.uint8), alone[first : first + rows]), (rows, first)
 
 
+@pytest.mark.parametrize("form", ["float16", "bfloat16", "float32", "nvfp4"])
+def test_rows_do_not_depend_on_blocks_of_k(form, isa):
+    """Blocks of k, tiles of rows and threads differ from one number of rows to the next, the bits do not."""
+    for k in (31, 480, 513, 1100, 4500) if isa else (31, 480, 2100):
+        case = Case.random(k, form, 17, 27, k, "float32", "float32")
+        case.x.raw[3, k // 2], case.x.raw[9, k - 2] = np.nan, -np.inf
+        single = [case.run(isa=isa, x=case.x.view(lambda a, i=i: a[i : i + 1])).raw for i in range(16)]
+        alone = np.concatenate(single)
+        assert np.isnan(alone[3]).all() and not np.isfinite(alone[9]).any()
+        finite = np.isfinite(case.x.raw).all(axis=1)
+        sound = Case(form, case.x.view(lambda a, ok=finite: a[ok]), case.w, case.scales, case.bias)
+        sound.check(sound.run(isa=isa, threads=3))
+        for rows in range(2, 17):
+            y = case.run(isa=isa, x=case.x.view(lambda a, m=rows: a[:m]), threads=1 + rows % 8).raw
+            assert np.array_equal(y.view(np.uint32), alone[:rows].view(np.uint32)), (k, rows)
+
+
 @pytest.mark.parametrize("form", ["float16", "nvfp4"])
 def test_outputs_do_not_depend_on_n(form, isa):
     """A matrix cut off anywhere gives the bits of the whole."""

@@ -12,7 +12,9 @@
  *            products in registers. Several output rows share each load of x and hide the latency of their sums
  *            behind one another; with several rows of x each widened weight is used for all of them. Where k is
  *            long, x passes in blocks that stay in the first-level cache, and the accumulators wait in memory
- *            between blocks, unsummed, so that the order of additions is that of one long pass.
+ *            between blocks, unsummed, so that the order of additions is that of one long pass. More rows of x
+ *            than registers have accumulators for are done in tiles: the first leaves the widened weights of a few
+ *            outputs, some KB, to the others.
  * Source     Written for this library. Dot products with one accumulator per output, register tiling and
  *            looking codes up in a register are common knowledge; nothing was taken from another implementation.
  */
@@ -24,45 +26,61 @@
 namespace linear {
 namespace {
 
-/* Output rows that pieces of a parallel loop are made of. */
-constexpr int kUnit = 8;
-/* Outputs whose accumulators are kept while the blocks of k pass. */
+/* Outputs whose accumulators are kept while the blocks of k pass, at most. */
 constexpr int kPassRows = 32;
-/* Floats of a tile's block of x: half of a first-level cache, since weights and accumulators pass through too. */
-constexpr int64_t kBlockFloats = 6144;
+/* Accumulators from one row of x to the next: odd, so that they do not all fall into few sets of a cache. */
+constexpr int kLine = kPassRows + 1;
+/* Floats of a block of x, all rows together: half of a first-level cache, since weights and accumulators pass through
+ * too; two thirds for many rows, whose products per weight leave the time. */
+constexpr int64_t kBlockFloats = 6144, kLargeBlockFloats = 8192;
 /* The most rows of x that share one reading of W; more are done in turns. */
 constexpr int kMostRows = 32;
 /* The most weights along k per block. */
 constexpr int64_t kMostDepth = 4096;
+/* Floats of the weights that the first tile of rows leaves to the others. */
+constexpr int64_t kKept = 4096;
 
-/* Continues the sums of MT rows of x times R rows of W over weights k0 ... k0 + depth.
+/* Where the rows of W of one tile are, from the first weight of the block on. */
+struct Strip {
+  const uint8_t* w;
+  int64_t w_stride;
+  const uint8_t* s; /* scales */
+  int64_t s_stride;
+  int64_t ahead; /* FETCH: bytes from a weight that is read to one that will be soon */
+};
+
+/* Continues the sums of MT rows of x times R rows of W over `depth` weights.
  *   x      [chunk][MT rows][32 weights]
- *   n0     first row of W; nr of the R exist
- *   lanes  R * MT accumulators, [r][m][16]; read unless k0 == 0, written */
-template <class I, Format F, int MT, int R>
-void tile(const Problem& p, const float* x, int64_t n0, int64_t nr, int64_t k0, int64_t depth, float (*lanes)[16]) {
+ *   nr     how many of the R rows exist
+ *   fresh  sums start at zero
+ *   kept   KEEP: gets the weights as floats, in the order of delivery; rows are `depth` rounded up to chunks apart
+ *   lanes  accumulators, [m][kLine][16], the first R of each m; read unless fresh, written */
+template <class I, Format F, int MT, int R, bool FETCH, bool KEEP>
+void tile(const Strip& p, const float* x, int64_t nr, bool fresh, int64_t depth, float* kept, float (*lanes)[16]) {
   using V = typename I::V;
   constexpr int64_t kBytes = chunk_bytes(F), kScales = chunk_scales(F);
-  /* The processor's own prefetcher loses its way at the ends of rows. It is asked for what follows in the row where
-   * rows are long and read in one piece, else for the next tile's. */
-  constexpr int64_t kLongRow = 3072, kStretch = 512;
-  const int64_t chunks = depth / kChunk;
-  const int64_t ahead = MT < 7 && p.k * kBytes / kChunk >= kLongRow ? kStretch : R * p.w_stride;
+  const int64_t chunks = depth / kChunk, ahead = p.ahead, line = round_up(depth, kChunk);
+  /* Where a line is used by many products, the first-level cache's few places for lines under way are left to x and
+   * the accumulators. */
+  constexpr int kLevel = MT < 7 ? 3 : 2;
   const uint8_t *w[R], *s[R];
   V acc[R][MT];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
-    const int64_t row = n0 + (r < nr ? r : nr - 1); /* surplus rows repeat */
-    w[r] = p.w + row * p.w_stride + k0 / kChunk * kBytes;
-    s[r] = kScales ? p.scales + row * p.s_stride + k0 / kChunk * kScales : NULL;
+    const int64_t row = r < nr ? r : nr - 1; /* surplus rows repeat */
+    w[r] = p.w + row * p.w_stride;
+    s[r] = kScales ? p.s + row * p.s_stride : NULL;
 #pragma GCC unroll 16
-    for (int m = 0; m < MT; ++m) acc[r][m] = k0 ? I::load(lanes[r * MT + m]) : I::zero();
+    for (int m = 0; m < MT; ++m) acc[r][m] = fresh ? I::zero() : I::load(lanes[m * kLine + r]);
   }
   const auto add_chunk = [&](const uint8_t* const* wc, int64_t at, const uint8_t* const* sc,
                              int64_t g) __attribute__((always_inline)) {
     V v[R];
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) v[r] = I::template weights<F, 0>(wc[r] + at, sc[r] + g);
+    for (int r = 0; r < R; ++r) {
+      v[r] = I::template weights<F, 0>(wc[r] + at, sc[r] + g);
+      if constexpr (KEEP) I::store(kept + r * line, v[r]);
+    }
 #pragma GCC unroll 16
     for (int m = 0; m < MT; ++m) {
       const V xv = I::hold(I::load(x + m * kChunk));
@@ -70,7 +88,10 @@ void tile(const Problem& p, const float* x, int64_t n0, int64_t nr, int64_t k0, 
       for (int r = 0; r < R; ++r) acc[r][m] = I::fma(v[r], xv, acc[r][m]);
     }
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) v[r] = I::template weights<F, 1>(wc[r] + at, sc[r] + g);
+    for (int r = 0; r < R; ++r) {
+      v[r] = I::template weights<F, 1>(wc[r] + at, sc[r] + g);
+      if constexpr (KEEP) I::store(kept + r * line + 16, v[r]);
+    }
 #pragma GCC unroll 16
     for (int m = 0; m < MT; ++m) {
       const V xv = I::hold(I::load(x + m * kChunk + 16));
@@ -78,14 +99,15 @@ void tile(const Problem& p, const float* x, int64_t n0, int64_t nr, int64_t k0, 
       for (int r = 0; r < R; ++r) acc[r][m] = I::fma(v[r], xv, acc[r][m]);
     }
     x += MT * kChunk;
+    if constexpr (KEEP) kept += kChunk;
   };
   int64_t at = 0, g = 0;
   for (; at < chunks * kBytes; at += kBytes, g += kScales) {
-    if (kBytes >= 64 || at % 64 == 0) {
+    if (FETCH && (kBytes >= 64 || at % 64 == 0)) {
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
-        __builtin_prefetch(w[r] + at + ahead);
-        if constexpr (kBytes > 64) __builtin_prefetch(w[r] + at + ahead + 64);
+        __builtin_prefetch(w[r] + at + ahead, 0, kLevel);
+        if constexpr (kBytes > 64) __builtin_prefetch(w[r] + at + ahead + 64, 0, kLevel);
       }
     }
     add_chunk(w, at, s, g);
@@ -105,21 +127,26 @@ void tile(const Problem& p, const float* x, int64_t n0, int64_t nr, int64_t k0, 
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 16
-    for (int m = 0; m < MT; ++m) I::store(lanes[r * MT + m], acc[r][m]);
+    for (int m = 0; m < MT; ++m) I::store(lanes[m * kLine + r], acc[r][m]);
   }
 }
 
 template <class I, Format F>
 struct SmallJob {
-  using Tile = void (*)(const Problem&, const float*, int64_t, int64_t, int64_t, int64_t, float (*)[16]);
+  using Tile = void (*)(const Strip&, const float*, int64_t, bool, int64_t, float*, float (*)[16]);
   const Problem* p;
   float* x;       /* [block of depth weights][tile][chunk][row of the tile][weight], as floats */
   int64_t first, rows; /* of the problem, at work */
   int64_t depth;  /* weights along k per block */
   int tiles;      /* over rows of x; the first `longer` take mt rows, the others one less */
   int mt, longer;
-  Tile tile[2];   /* for mt and mt - 1 rows */
+  Tile lead;      /* for the first tile */
+  Tile next[2];   /* for others, of mt and mt - 1 rows */
   int step;       /* output rows per tile */
+  int pass_rows;  /* output rows whose accumulators are kept while the blocks of k pass */
+  int unit;       /* output rows that pieces of a parallel loop are made of */
+
+  int height(int t) const { return t < longer ? mt : mt - 1; }
 
   void prepare_x() {
     alignas(64) float line[kMostDepth];
@@ -128,13 +155,13 @@ struct SmallJob {
       const int64_t n = min64(depth, p->k - k0), padded = round_up(n, kChunk);
       int64_t row = first;
       for (int t = 0; t < tiles; ++t) {
-        const int height = t < longer ? mt : mt - 1;
-        for (int m = 0; m < height; ++m, ++row) {
-          load_x<I, F>(*p, row, k0, n, height == 1 ? to : line);
-          if (height == 1) continue;
-          for (int64_t k = 0; k < padded; k += kChunk) memcpy(to + k * height + m * kChunk, line + k, 4 * kChunk);
+        const int high = height(t);
+        for (int m = 0; m < high; ++m, ++row) {
+          load_x<I, F>(*p, row, k0, n, high == 1 ? to : line);
+          if (high == 1) continue;
+          for (int64_t k = 0; k < padded; k += kChunk) memcpy(to + k * high + m * kChunk, line + k, 4 * kChunk);
         }
-        to += height * padded;
+        to += high * padded;
       }
     }
   }
@@ -143,9 +170,15 @@ struct SmallJob {
   void choose_tile() {
     constexpr int r = I::tile_rows(MT);
     if (mt == MT) {
-      tile[0] = linear::tile<I, F, MT, r>;
-      if constexpr (MT > 1) tile[1] = linear::tile<I, F, MT - 1, r>;
       step = r;
+      static_assert(8 % r == 0 || r == 3);
+      pass_rows = r == 3 ? 24 : kPassRows; /* a multiple of both 8 and r */
+      lead = linear::tile<I, F, MT, r, true, false>;
+      if constexpr (2 * MT > I::kMaxTile) { /* else one tile is enough */
+        if (tiles > 1) lead = linear::tile<I, F, MT, r, true, F != kFloat32>;
+        next[0] = linear::tile<I, kFloat32, MT, r, false, false>;
+        if constexpr (MT > 1) next[1] = linear::tile<I, kFloat32, MT - 1, r, false, false>;
+      }
     } else if constexpr (MT > 1) {
       choose_tile<MT - 1>();
     }
@@ -153,62 +186,68 @@ struct SmallJob {
 
   static void run(void* arg, int64_t begin, int64_t end) {
     const SmallJob& job = *(const SmallJob*)arg;
-    const int64_t stop = min64(end * kUnit, job.p->n), pass = job.depth < job.p->k || job.tiles > 1 ? kPassRows : job.step;
-    for (int64_t n0 = begin * kUnit; n0 < stop; n0 += pass) job.pass(n0, min64(n0 + pass, stop));
+    const int64_t stop = min64(end * job.unit, job.p->n), pass = job.depth < job.p->k ? job.pass_rows : job.step;
+    for (int64_t n0 = begin * job.unit; n0 < stop; n0 += pass) job.pass(n0, min64(n0 + pass, stop));
   }
 
   /* Outputs n0 ... n1, all rows of x. */
   void pass(int64_t n0, int64_t n1) const {
-    alignas(64) float lanes[(kPassRows + kUnit) * kMostRows][16];
+    constexpr int64_t kBytes = chunk_bytes(F), kScales = chunk_scales(F);
+    alignas(64) float lanes[kLine * kMostRows][16];
+    alignas(64) float kept[kKept];
     for (int64_t k0 = 0; k0 < p->k; k0 += depth) {
-      const int64_t d = min64(depth, p->k - k0), padded = round_up(d, kChunk);
-      const float* from = x + k0 * rows;
-      float(*to)[16] = lanes;
-      for (int t = 0; t < tiles; ++t) {
-        const int height = t < longer ? mt : mt - 1;
-        for (int64_t n = n0; n < n1; n += step, to += height * step) {
-          tile[t < longer ? 0 : 1](*p, from, n, min64(step, n1 - n), k0, d, to);
+      const int64_t d = min64(depth, p->k - k0), padded = round_up(d, kChunk), block = k0 / kChunk;
+      for (int64_t n = n0; n < n1; n += step) {
+        const int64_t nr = min64(step, n1 - n);
+        Strip strip = {p->w + n * p->w_stride + block * kBytes, p->w_stride, NULL, p->s_stride, ahead(n0, n1, n, k0)};
+        if (kScales) strip.s = p->scales + n * p->s_stride + block * kScales;
+        const float* from = x + k0 * rows;
+        float(*to)[16] = lanes + (n - n0);
+        lead(strip, from, nr, k0 == 0, d, kept, to);
+        if (F != kFloat32) strip = {(const uint8_t*)kept, padded * (int64_t)sizeof(float), NULL, 0, 0};
+        for (int t = 1; t < tiles; ++t) {
+          from += height(t - 1) * padded;
+          to += height(t - 1) * kLine;
+          next[t < longer ? 0 : 1](strip, from, nr, k0 == 0, F != kFloat32 ? padded : d, NULL, to);
         }
-        from += height * padded;
       }
     }
-    float(*from)[16] = lanes;
-    int64_t m0 = first;
-    for (int t = 0; t < tiles; ++t) {
-      const int height = t < longer ? mt : mt - 1;
-      for (int64_t n = n0; n < n1; n += step, from += height * step) {
-        finish(from, m0, height, n, min64(step, n1 - n));
-      }
-      m0 += height;
-    }
+    finish(lanes, n0, n1);
   }
 
-  /* Sums up, adds the bias and writes `height` rows of outputs n ... n + nr. */
-  void finish(float (*lanes)[16], int64_t m0, int height, int64_t n, int64_t nr) const {
-    float sums[64];
-    for (int i = 0; i < height * step; i += 8) I::sum8(lanes + i, sums + i);
-    if (p->bias) {
-      for (int64_t r = 0; r < nr; ++r) {
-        const float b = accel_load_float(p->bias->data, (n + r) * p->bias->strides[0], p->bias->dtype);
-        for (int m = 0; m < height; ++m) sums[r * height + m] += b;
-      }
+  /* The processor's own prefetcher loses its way at the ends of rows. It is asked for what follows in the row where
+   * rows are long and read in one piece, else for the next tile's, which may be in the next block of k. */
+  int64_t ahead(int64_t n0, int64_t n1, int64_t n, int64_t k0) const {
+    constexpr int64_t kBytes = chunk_bytes(F), kLongRow = 3072, kStretch = 512;
+    if (rows < 7 && p->k * kBytes / kChunk >= kLongRow) return kStretch;
+    if (n + step < n1) return step * p->w_stride;
+    if (k0 + depth < p->k) return depth / kChunk * kBytes - (n - n0) * p->w_stride;
+    return step * p->w_stride - k0 / kChunk * kBytes;
+  }
+
+  /* Sums up, adds the bias and writes outputs n0 ... n1. */
+  void finish(const float (*lanes)[16], int64_t n0, int64_t n1) const {
+    alignas(64) float bias[kPassRows], sums[kPassRows];
+    if (const accel_array* b = p->bias) {
+      load_floats<I>(b->data, n0 * b->strides[0], b->strides[0], b->dtype, bias, n1 - n0);
     }
-    for (int m = 0; m < height; ++m) {
-      const int64_t at = (m0 + m) * p->n + n;
-      if (p->y_dtype == ACCEL_FLOAT32) {
-        for (int64_t r = 0; r < nr; ++r) ((float*)p->y)[at + r] = sums[r * height + m];
-      } else {
-        for (int64_t r = 0; r < nr; ++r) accel_store_float(p->y, at + r, p->y_dtype, sums[r * height + m]);
+    for (int64_t m = 0; m < rows; ++m, lanes += kLine) {
+      for (int64_t r = 0; r < n1 - n0; r += 8) I::sum8(lanes + r, sums + r);
+      if (p->bias) {
+        for (int64_t r = 0; r < n1 - n0; ++r) sums[r] += bias[r];
       }
+      store_floats<I>(*p, (first + m) * p->n + n0, sums, n1 - n0);
     }
   }
 };
 
 /* A piece of 64 k weights takes some microseconds, against the tenths of one that handing it out costs; fewer
  * are not worth waking a thread for. Large matrices are cut into larger pieces, since what is fetched ahead at
- * the end of a piece helps another thread or none. A further row of x counts as half a reading of W. */
+ * the end of a piece helps another thread or none; with many rows of x small pieces would also fetch x anew too often.
+ * A further row of x counts as half a reading of W. */
 inline int64_t count_pieces(const Problem& p, int64_t rows) {
-  const int64_t work = p.n * p.k * (rows + 1) / 2, fine = work / 65536, coarse = work / 262144;
+  const int64_t work = p.n * p.k * (rows + 1) / 2, fine = work / 65536;
+  const int64_t coarse = (rows < 7 ? work : p.n * p.k) / 262144;
   return coarse > 16 ? coarse : min64(fine, 16);
 }
 
@@ -229,10 +268,13 @@ void small_rows_of(const Problem& p) {
     job.tiles = (int)ceil_div(job.rows, I::kMaxTile);
     job.mt = (int)ceil_div(job.rows, job.tiles);
     job.longer = (int)(job.rows - (int64_t)job.tiles * (job.mt - 1));
-    job.depth = job.rows == 1 ? kMostDepth : kBlockFloats / job.mt / kChunk * kChunk;
     job.template choose_tile<I::kMaxTile>();
+    job.unit = job.rows == 1 ? 8 : job.pass_rows;
+    int64_t deepest = job.rows == 1 ? kMostDepth : (job.rows < 7 ? kBlockFloats : kLargeBlockFloats) / job.rows;
+    if (job.tiles > 1) deepest = min64(deepest, kKept / job.step);
+    job.depth = deepest / kChunk * kChunk;
     job.prepare_x();
-    const int64_t units = ceil_div(p.n, kUnit), pieces = count_pieces(p, job.rows);
+    const int64_t units = ceil_div(p.n, job.unit), pieces = count_pieces(p, job.rows);
     if (pieces < 2 || p.call->threads < 2) {
       SmallJob<I, F>::run(&job, 0, units);
     } else {
