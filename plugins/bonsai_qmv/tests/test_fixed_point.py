@@ -144,6 +144,23 @@ def test_rows_that_do_not_fit_among_rows_that_do(rows):
         assert np.array_equal(alone[0], together[m])
 
 
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_few_rows_are_what_each_is_alone(bits, group, fixed):
+    """Sets of sixteen outputs and the rest of one; groups that end in the middle of a line, and of what is brought into
+    lanes at a time. With AMX, one row takes the kernel of VNNI."""
+    for groups in (1, 2, 5, 17, 35):
+        kinds = ("float32", "float16", "bfloat16") if groups == 5 else ("float32", "float16", "float16")
+        case = Case.random(groups, bits, group, 5, 55, groups * group, kinds, bias=groups == 17)
+        alone = np.concatenate(
+            [case.run(isa=VNNI, x=case.x.view(lambda a, m=m: a[m : m + 1])).raw for m in range(5)]
+        )
+        case.check(h.Typed(alone, case.out_dtype))
+        for rows in (2, 3, 4, 5):
+            together = case.run(isa=fixed, threads=2, x=case.x.view(lambda a, n=rows: a[:n])).raw
+            assert np.array_equal(together.view(np.uint32), alone[:rows].view(np.uint32)), (groups, rows)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(ref.BITS), st.sampled_from([32, 64, 128]), st.integers(1, 9), st.integers(1, 40),

@@ -1,6 +1,7 @@
 /* The bodies for AMX and what such processors have besides. */
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC target("gfni")
+#define BONSAI_GFNI 1 /* the pragma alone does not define __GFNI__ in C++ */
 #endif
 #include "isa_avx512.h"
 #include "qmm_body.h"

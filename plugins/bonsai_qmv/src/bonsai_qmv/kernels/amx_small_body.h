@@ -10,7 +10,9 @@
  *            each row of x: five rows of x fill a tile. The right tile are 64 codes of sixteen rows of W: a block of
  *            sixteen lines is transposed as words, and every shift and mask of a register of words makes one row of a
  *            tile, four codes of each row of W. Codes are unpacked once for all rows of x. The sums of a group are
- *            collected with sixteen outputs in the lanes: three vectors for a row of x and a group.
+ *            collected with sixteen outputs in the lanes: three vectors for a row of x and a group. Codes of the next
+ *            lines are unpacked between the groups of this one, into a buffer of their own, across the ends of rows,
+ *            and sums leave a tile when the products of the next group are under way.
  * Symmetric  If bias = -ratio * scale holds exactly for the whole layer, biases are not read.
  * Source     Written for this library; tile instructions as in Intel's architecture manuals.
  */
@@ -18,6 +20,8 @@
 #define BONSAI_QMV_AMX_SMALL_BODY_H
 
 #include "amx_body.h"
+#include "amx_lines.h"
+#include "amx_tiles.h"
 
 namespace bonsai {
 namespace {
@@ -26,7 +30,8 @@ namespace {
 constexpr int64_t kAhead = 192;
 
 /* Groups whose scales are brought into lanes at a time, and how many sums may wait to be collected. */
-constexpr int kLaneGroups = 16, kWaiting = 4;
+constexpr int kLaneGroups = 16;
+constexpr int kWaiting = 4;
 
 /* What the sums of a group of a row of x begin with, and what the offset of the group meets. */
 struct Start {
@@ -99,45 +104,17 @@ struct AmxSmall {
     }
   }
 
-  /* Word j of lines of sixteen rows in t[j]; zeros behind the end of the rows. */
-  static inline __attribute__((always_inline)) void load(const uint8_t* const* w, int64_t byte, int64_t bytes,
-                                                         int64_t far, __m512i (&t)[16]) {
-    const uint8_t* rows[16];
-    if (bytes >= 64) {
-#pragma GCC unroll 16
-      for (int r = 0; r < 16; ++r) {
-        rows[r] = w[r] + byte;
-        __builtin_prefetch(w[r] + byte + far, 0, 2);
-        __builtin_prefetch(w[r] + byte + kAhead);
-      }
-      transpose16(rows, t);
-      return;
-    }
-    const __mmask16 have = (__mmask16)((1u << (bytes / 4)) - 1);
-    alignas(64) uint8_t line[16][64];
-#pragma GCC unroll 16
-    for (int r = 0; r < 16; ++r) {
-      _mm512_store_si512(line[r], _mm512_maskz_loadu_epi32(have, w[r] + byte));
-      rows[r] = line[r];
-      __builtin_prefetch(w[r] + byte + far, 0, 2);
-    }
-    transpose16(rows, t);
+  /* Codes of a quarter, as rows of tiles. */
+  static inline __attribute__((always_inline)) void unpack(const Lines& lines, int quarter, uint8_t* out) {
+    __m512i word[4];
+    lines.words(quarter, word);
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) codes(word[j], out + j * kSteps * 64);
   }
-
-  /* Codes of the lines at `byte` as rows of tiles. */
-  static inline __attribute__((always_inline)) void unpack(const uint8_t* const* w, int64_t byte, int64_t bytes,
-                                                           int64_t far, uint8_t* out) {
-#pragma GCC unroll 2
-    for (int part = 0; part < kLines; ++part, byte += 64, bytes -= 64) {
-      __m512i t[16];
-      load(w, byte, bytes, far, t);
-#pragma GCC unroll 16
-      for (int j = 0; j < 16; ++j) {
+  static inline __attribute__((always_inline)) void codes(__m512i word, uint8_t* out) {
 #pragma GCC unroll 8
-        for (int i = 0; i < kSteps; ++i, out += 64) {
-          _mm512_store_si512(out, Vnni<BITS, GROUP * BITS / 32>::unpack(t[j], i));
-        }
-      }
+    for (int i = 0; i < kSteps; ++i) {
+      _mm512_store_si512(out + i * 64, Vnni<BITS, GROUP * BITS / 32>::unpack(word, i));
     }
   }
 
@@ -170,42 +147,29 @@ struct AmxSmall {
   static inline void lanes(const AmxSmallJob& job, int64_t n0, int64_t g0, int64_t groups, float (*scale)[16],
                            float (*offset)[16]) {
     const Problem& p = *job.p;
-    const bool biased = job.has_offset && !p.symmetric;
-    alignas(64) float s[16][16], b[16][16];
-    const uint8_t *s_rows[16], *b_rows[16];
-    for (int r = 0; r < 16; ++r) {
-      const int64_t row = min64(n0 + r, p.n - 1);
-      _mm512_store_ps(s[r], some_floats(p.scales, p.s_dtype, row * p.s_stride[0] + g0 * p.s_stride[1], p.s_stride[1],
-                                        groups));
-      s_rows[r] = (const uint8_t*)s[r];
-      if (biased) {
-        _mm512_store_ps(b[r], some_floats(p.biases, p.b_dtype, row * p.b_stride[0] + g0 * p.b_stride[1],
-                                          p.b_stride[1], groups));
-        b_rows[r] = (const uint8_t*)b[r];
-      }
-    }
-    transpose16(s_rows, (__m512i*)scale);
+    scales_to_lanes(p.scales, p.s_dtype, p.s_stride, p.n, n0, g0, groups, scale);
     if (!job.has_offset) return;
-    if (biased) transpose16(b_rows, (__m512i*)offset);
     const __m512 center = _mm512_set1_ps(job.center);
+    if (!p.symmetric) scales_to_lanes(p.biases, p.b_dtype, p.b_stride, p.n, n0, g0, groups, offset);
     for (int64_t g = 0; g < groups; ++g) {
-      const __m512 from = biased ? _mm512_load_ps(offset[g]) : _mm512_setzero_ps();
+      const __m512 from = p.symmetric ? _mm512_setzero_ps() : _mm512_load_ps(offset[g]);
       _mm512_store_ps(offset[g], _mm512_fmadd_ps(center, _mm512_load_ps(scale[g]), from));
     }
   }
 
-  template <int TILES>
+  /* SUMS: the first tile of sums. */
+  template <int TILES, int SUMS>
   static inline __attribute__((always_inline)) void multiply(const int8_t* x, const uint8_t* codes) {
-    _tile_loadd(6, codes, 64);
-    _tile_loadd(3, x, 64);
-    _tile_dpbsud(0, 3, 6);
+    tile_load<6>(codes);
+    tile_load<3>(x);
+    tile_multiply<SUMS, 3, 6>();
     if constexpr (TILES > 1) {
-      _tile_loadd(4, x + 1024, 64);
-      _tile_dpbsud(1, 4, 6);
+      tile_load<4>(x + 1024);
+      tile_multiply<1, 4, 6>();
     }
     if constexpr (TILES > 2) {
-      _tile_loadd(5, x + 2048, 64);
-      _tile_dpbsud(2, 5, 6);
+      tile_load<5>(x + 2048);
+      tile_multiply<2, 5, 6>();
     }
   }
 
@@ -215,59 +179,110 @@ struct AmxSmall {
     const AmxSmallJob& job = *(const AmxSmallJob*)arg;
     const Problem& p = *job.p;
     const int64_t row_bytes = p.k * BITS / 8, steps = ceil_div(row_bytes, kBytes), n_groups = p.k / GROUP;
-    const int64_t stretch = (int64_t)job.count * 192;
+    const int64_t stretch = (int64_t)job.count * 192, far = job.far, turn = 16 * p.w_stride - steps * kBytes;
     const int count = job.count;
+    const bool has_offset = job.has_offset;
+    const int8_t* const digits = job.x;
+    const Start* const starts = job.starts;
     constexpr bool two = GROUP == 128, half = GROUP == 32;
+    constexpr int kParts = 4 * kLines, kGroups = kCodes / GROUP;
+    /* Stores of tiles take long to be seen by loads, and wait for products: one group later, if there are tiles. */
+    constexpr bool kLate = TILES == 1 && kGroups % 2 == 0;
+    constexpr int kDelay = kLate ? 3 : 2;
     /* Codes of this step and the next; sums that wait; scales of these sixteen groups and the last. */
     alignas(64) uint8_t codes[2][kCodes * 16];
     alignas(64) int32_t sums[kWaiting][TILES * 16][16];
     alignas(64) float scale[2 * kLaneGroups][16], offset[2 * kLaneGroups][16];
     alignas(64) float acc[4 * kSmallRows][16]; /* [group % 4][row] */
     __asm__ volatile("ldtilecfg %0" ::"m"(job.tiles)); /* compilers take the intrinsic for a read of eight bytes */
+    const uint8_t* w[16];
+    int64_t ahead = begin, byte = 0; /* what is unpacked next */
+    auto rows_of = [&](int64_t unit) {
+      for (int r = 0; r < 16; ++r) w[r] = p.w + min64(unit * 16 + r, p.n - 1) * p.w_stride;
+    };
+    auto load_next = [&](Lines& lines) __attribute__((always_inline)) {
+      lines.load(w, byte, row_bytes - byte, byte + kAhead + (byte + kAhead < row_bytes ? 0 : turn), byte + far);
+      byte += 64;
+      if (byte == steps * kBytes) {
+        byte = 0;
+        ahead = min64(ahead + 1, end - 1);
+        rows_of(ahead);
+      }
+    };
+    rows_of(begin);
+    for (int l = 0; l < kLines; ++l) {
+      Lines lines;
+      load_next(lines);
+#pragma GCC unroll 4
+      for (int q = 0; q < 4; ++q) unpack(lines, q, codes[0] + (4 * l + q) * kSteps * 256);
+    }
+    int now = 0;
     for (int64_t unit = begin; unit < end; ++unit) {
       const int64_t n0 = unit * 16;
-      const uint8_t* w[16];
-      for (int r = 0; r < 16; ++r) w[r] = p.w + min64(n0 + r, p.n - 1) * p.w_stride;
       for (int i = 0; i < 4 * count; ++i) _mm512_store_ps(acc[i], _mm512_setzero_ps());
       auto collected = [&](int64_t g) __attribute__((always_inline)) {
         const int at = (int)(g % (2 * kLaneGroups));
         const __m512 s = _mm512_load_ps(scale[at]), o = _mm512_load_ps(offset[at]);
         const int32_t(*sum)[16] = sums[g % kWaiting];
-        const Start* start = job.starts + g * count;
+        const Start* start = starts + g * count;
         float(*to)[16] = acc + g % 4 * count;
         for (int m = 0; m < count; ++m, sum += 3, ++to) {
           _mm512_store_ps(*to, collect(_mm512_load_si512(sum[0]), _mm512_load_si512(sum[1]), _mm512_load_si512(sum[2]),
-                                       start[m], s, o, job.has_offset, _mm512_load_ps(*to)));
+                                       start[m], s, o, has_offset, _mm512_load_ps(*to)));
         }
       };
-      unpack(w, 0, row_bytes, job.far, codes[0]);
+      const uint8_t* c;
+      auto group = [&]<int ODD>(int64_t g) __attribute__((always_inline)) {
+        constexpr int sum = kLate ? ODD : 0;
+        if (g % kLaneGroups == 0) {
+          const int at = (int)(g % (2 * kLaneGroups));
+          lanes(job, n0, g, min64(kLaneGroups, n_groups - g), scale + at, offset + at);
+        }
+        const int8_t* x = digits + (half ? g / 2 * stretch + g % 2 * 32 : two ? 2 * g * stretch : g * stretch);
+        tile_zero<sum>();
+        if constexpr (TILES > 1) tile_zero<1>();
+        if constexpr (TILES > 2) tile_zero<2>();
+        multiply<TILES, sum>(x, c);
+        if (two) multiply<TILES, sum>(x + stretch, c + 1024);
+        if (g >= kDelay) collected(g - kDelay);
+        if constexpr (kLate) {
+          if (g >= 1) tile_store<1 - sum>(sums[(g - 1) % kWaiting]);
+        } else {
+          int32_t(*to)[16] = sums[g % kWaiting];
+          tile_store<0>(to);
+          if constexpr (TILES > 1) tile_store<1>(to + 16);
+          if constexpr (TILES > 2) tile_store<2>(to + 32);
+        }
+        c += GROUP * 16;
+      };
       int64_t g = 0;
       for (int64_t step = 0; step < steps; ++step) {
-        if (step + 1 < steps) {
-          unpack(w, (step + 1) * kBytes, row_bytes - (step + 1) * kBytes, job.far, codes[(step + 1) & 1]);
-        }
-        const uint8_t* c = codes[step & 1];
-        const int64_t stop = min64((step + 1) * kCodes / GROUP, n_groups);
-        for (; g < stop; ++g, c += GROUP * 16) {
-          if (g % kLaneGroups == 0) {
-            const int at = (int)(g % (2 * kLaneGroups));
-            lanes(job, n0, g, min64(kLaneGroups, n_groups - g), scale + at, offset + at);
+        c = codes[now];
+        now ^= 1;
+        uint8_t* out = codes[now];
+#pragma GCC unroll 2
+        for (int l = 0; l < kLines; ++l) {
+          Lines lines;
+          load_next(lines);
+#pragma GCC unroll 4
+          for (int part = l * 4; part < l * 4 + 4; ++part, out += kSteps * 256) {
+#pragma GCC unroll 4
+            for (int i = part * kGroups / kParts; i < (part + 1) * kGroups / kParts; ++i) {
+              if (g < n_groups) {
+                if (i % 2) group.template operator()<1>(g);
+                else group.template operator()<0>(g);
+              }
+              ++g;
+            }
+            unpack(lines, part % 4, out);
           }
-          const int8_t* x = job.x + (half ? g / 2 * stretch + g % 2 * 32 : two ? 2 * g * stretch : g * stretch);
-          int32_t(*to)[16] = sums[g % kWaiting];
-          _tile_zero(0);
-          if constexpr (TILES > 1) _tile_zero(1);
-          if constexpr (TILES > 2) _tile_zero(2);
-          multiply<TILES>(x, c);
-          if (two) multiply<TILES>(x + stretch, c + 1024);
-          /* Stores of tiles take long to be seen by loads. */
-          if (g >= 2) collected(g - 2);
-          _tile_stored(0, to, 64);
-          if constexpr (TILES > 1) _tile_stored(1, to + 16, 64);
-          if constexpr (TILES > 2) _tile_stored(2, to + 32, 64);
         }
       }
-      for (g = g >= 2 ? g - 2 : 0; g < n_groups; ++g) collected(g);
+      if (kLate) {
+        if (n_groups % 2) tile_store<0>(sums[(n_groups - 1) % kWaiting]);
+        else tile_store<1>(sums[(n_groups - 1) % kWaiting]);
+      }
+      for (g = n_groups >= kDelay ? n_groups - kDelay : 0; g < n_groups; ++g) collected(g);
       finish(job, n0, acc);
     }
     _tile_release();
@@ -352,6 +367,10 @@ struct AmxSmall {
       job.tiles.rows[t] = job.tiles.rows[3 + t] = (uint8_t)(have < 16 ? have : 16);
       job.tiles.bytes[t] = 64;
       job.tiles.bytes[3 + t] = (uint16_t)depth;
+    }
+    if (fit <= 5) { /* two tiles of sums take turns */
+      job.tiles.rows[1] = job.tiles.rows[0];
+      job.tiles.bytes[1] = 64;
     }
     job.tiles.rows[6] = (uint8_t)(depth / 4);
     job.tiles.bytes[6] = 64;

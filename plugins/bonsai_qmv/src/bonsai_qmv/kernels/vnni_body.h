@@ -77,7 +77,7 @@ struct Vnni {
   static inline __attribute__((always_inline)) __m512i unpack(__m512i packed, int i) {
     if constexpr (BITS == 8) return packed;
     const __m512i mask = _mm512_set1_epi8((char)((1u << BITS) - 1));
-#ifdef __GFNI__
+#ifdef BONSAI_GFNI
     if (i > 0) {
       /* Bit b of a byte of the result is bit b + i * BITS of the byte. */
       uint64_t rows = 0;
