@@ -73,12 +73,13 @@ struct Vnni {
     int64_t far, near;            /* bytes from what is read to what is fetched to the second and first level */
   };
 
-  /* The codes of step i of a line. */
+  /* The codes of step i of a line; AFFINE: with GFNI, where there is GFNI. */
+  template <bool AFFINE = true>
   static inline __attribute__((always_inline)) __m512i unpack(__m512i packed, int i) {
     if constexpr (BITS == 8) return packed;
     const __m512i mask = _mm512_set1_epi8((char)((1u << BITS) - 1));
 #ifdef BONSAI_GFNI
-    if (i > 0) {
+    if (AFFINE && i > 0) {
       /* Bit b of a byte of the result is bit b + i * BITS of the byte. */
       uint64_t rows = 0;
       for (int b = 0; b < BITS; ++b) rows |= (uint64_t)1 << (b + i * BITS + 8 * (7 - b));
@@ -127,7 +128,7 @@ struct Vnni {
       for (int r = 0; r < kStreams; ++r) {
         sum[r] = lo[r] = _mm512_setzero_si512();
 #pragma GCC unroll 4
-        for (int i = 0; i < kSteps; ++i) codes[r][i] = unpack(packed[r], i);
+        for (int i = 0; i < kSteps; ++i) codes[r][i] = unpack<BITS != 2>(packed[r], i); /* 2 bits: no gain */
       }
 #pragma GCC unroll 4
       for (int i = 0; i < kSteps; ++i) {
