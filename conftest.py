@@ -12,6 +12,9 @@ import pytest
 from hypothesis import settings
 
 from backend_core.testing import lab
+from backend_core.testing.fixtures import lab_compiler
+
+__all__ = ["lab_compiler"]  # a fixture for everybody
 
 # A run gives the same answer twice: what a property test tries is fixed by the test itself. With
 # --hypothesis-profile explore every run tries other examples.
@@ -34,15 +37,6 @@ def compile_cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
     lab.use_cache(folder)
     yield folder
     lab.use_cache(None)
-
-
-@pytest.fixture(scope="session")
-def lab_compiler() -> None:
-    """For tests that run kernels in the lab."""
-    try:
-        lab.find_compiler()
-    except lab.CompilerMissing as e:
-        pytest.skip(str(e))
 
 
 # Tests of mlx's own kernels compile a lot of other people's text.

@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from backend_core.testing.fixtures import lab_compiler
+
+__all__ = ["lab_compiler"]
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 
