@@ -20,6 +20,8 @@
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/device.h"
+#include "mlx/memory.h"
+#include "mlx/scheduler.h"
 #include "mlx/stream.h"
 #include "mlx/transforms.h"
 #include "program.h"
@@ -35,6 +37,8 @@ using Memory = std::vector<std::shared_ptr<mx::array::Data>>;
 /* The memory of caches, held while tasks that write it are queued. Tasks on the same caches share one, so that an array
  * whose memory has two owners, itself and this, is nobody else's. */
 std::weak_ptr<const Memory> latest; // under the GIL
+
+constexpr int kMostTasks = 8; // mlx waits for a task from 11 on
 
 struct Stage {
   std::shared_ptr<const ProgramSpec> program;
@@ -176,7 +180,6 @@ nb::object run(nb::list programs, nb::object x, nb::list arrays, nb::object para
   std::vector<mx::array*> caches;
   for (nb::handle a : arrays) {
     if (!nb::isinstance<mx::array>(a)) throw nb::type_error("a cache is not an mx.array");
-    if (Py_REFCNT(a.ptr()) > 2) return nb::none(); // the list's and the cache's
     caches.push_back(nb::inst_ptr<mx::array>(a));
   }
   std::vector<Stage> stages;
@@ -201,6 +204,17 @@ nb::object run(nb::list programs, nb::object x, nb::list arrays, nb::object para
     stages.push_back(std::move(stage));
   }
   if (!last || at != caches.size()) throw nb::type_error("not as many caches as the programs take");
+  // From here on the GIL stays ours: whoever gets hold of a cache's array meanwhile would wait for the event that is
+  // exchanged below. So nothing may block, as an evaluation does with many queued tasks or too little memory.
+  const mx::array& input = *nb::inst_ptr<mx::array>(x);
+  if (input.status() == mx::array::Status::unscheduled) {
+    nb::gil_scoped_release release;
+    mx::async_eval({input});
+  }
+  if (mx::scheduler::n_active_tasks() > kMostTasks || mx::get_active_memory() > mx::get_memory_limit()) return nb::none();
+  for (nb::handle a : arrays) {
+    if (Py_REFCNT(a.ptr()) > 2) return nb::none(); // the list's and the cache's
+  }
   auto memory = take_memory(caches, stream, *last);
   if (!memory) return nb::none();
   at = 0;
@@ -208,12 +222,9 @@ nb::object run(nb::list programs, nb::object x, nb::list arrays, nb::object para
     for (Seen& seen : stage.caches) seen = seen_of(*caches[at++]);
   }
   auto primitive = std::make_shared<AtOnce>(stream, std::move(stages), make_params(params), std::move(memory));
-  mx::array out(state.shape(), state.dtype(), std::move(primitive), {*nb::inst_ptr<mx::array>(x)});
-  {
-    nb::gil_scoped_release release;
-    mx::async_eval({out});
-    if (!out.event().valid()) out.wait();
-  }
+  mx::array out(state.shape(), state.dtype(), std::move(primitive), {input});
+  mx::async_eval({out});
+  if (!out.event().valid()) out.wait();
   for (const mx::array* a : caches) {
     a->set_status(out.status());
     a->attach_event(out.event());
