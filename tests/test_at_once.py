@@ -67,6 +67,7 @@ def tokens(m, cache, n, first=7):
         logits = m(y[:, None], cache=cache)[:, -1]
         y = mx.argmax(logits, axis=-1)
         mx.async_eval(y, logits)
+        mx.eval(found[-1:])
         found.append(logits)
     return [np.array(logits) for logits in found]
 
