@@ -38,14 +38,16 @@ struct Avx512 {
   }
   /* Full stores, because a masked store cannot be forwarded to the loads that follow soon. */
   static void widen(const uint16_t* p, int32_t dtype, float* out, int64_t n) {
-    for (int64_t i = 0; i < n; i += 16) {
-      const __mmask16 m = n - i >= 16 ? 0xffff : (__mmask16)((1u << (n - i)) - 1);
-      const __m256i h = _mm256_maskz_loadu_epi16(m, p + i);
-      const __m512 f = dtype == ACCEL_FLOAT16
-                           ? _mm512_cvtph_ps(h)
-                           : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
-      _mm512_storeu_ps(out + i, f);
+    const bool f16 = dtype == ACCEL_FLOAT16;
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) _mm512_storeu_ps(out + i, widened(_mm256_loadu_si256((const __m256i*)(p + i)), f16));
+    if (i < n) {
+      const __mmask16 m = (__mmask16)((1u << (n - i)) - 1);
+      _mm512_storeu_ps(out + i, widened(_mm256_maskz_loadu_epi16(m, p + i), f16));
     }
+  }
+  static __m512 widened(__m256i h, bool f16) {
+    return f16 ? _mm512_cvtph_ps(h) : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
   }
 
   struct Wide {

@@ -9,9 +9,10 @@
  * Rows       Independent of each other: integers are exact, and output (m, r) has one float32 sum of sixteen lanes,
  *            fed with lines in order and summed up in one fixed tree, whatever other rows, outputs or threads there
  *            are.
- * Method     Bytes v are split by one multiplication: c = floor(v / 9) is below 27 and v - 9 c below 9, small enough
- *            for byte permutations to look the five digits up. One vpdpbusd a plane multiplies and adds 64 digits. With
- *            several rows of x digits are unpacked once for all; neighbouring rows of W share every load of x.
+ * Method     Byte permutations look digits up, by six bits of the eight of a byte v: floor(57 v / 256) tells v / 9 and
+ *            thereby the three high digits, 2 v less that the two low ones. One vpdpbusd a plane multiplies and adds 64
+ *            digits. With several rows of x digits are unpacked once for all; neighbouring rows of W share every load of
+ *            x.
  * Source     Written for this library.
  */
 #ifndef T5_VNNI_BODY_H
@@ -32,28 +33,41 @@ constexpr int64_t kGroupBlock = 256;
  * than the first, and from there in time. */
 constexpr int64_t kFar = 16384, kNear = 2048;
 
-/* Digits by what is left of a byte: the two low ones by v - 9 c, the three high ones by c. */
+/* What digits are looked up by: the high index for the three high ones, the low index for the others. */
+constexpr int high_index(int v) { return 57 * v >> 8; }
+constexpr int low_index(int v) { return (2 * v - high_index(v)) & 63; }
+
 struct Tables {
   alignas(64) uint8_t of[5][64];
   constexpr Tables() : of() {
-    for (int j = 0; j < 64; ++j) {
-      for (int i = 0; i < 2; ++i) of[i][j] = (uint8_t)(j < 9 ? j / (i ? 3 : 1) % 3 : 0);
-      for (int i = 2; i < 5; ++i) of[i][j] = (uint8_t)(j < 27 ? j / (i == 2 ? 1 : i == 3 ? 3 : 9) % 3 : 0);
+    for (int v = 0; v < 243; ++v) {
+      for (int i = 0, rest = v; i < 5; ++i, rest /= 3) {
+        of[i][i < 2 ? low_index(v) : high_index(v)] = (uint8_t)(rest % 3);
+      }
     }
+  }
+  /* Whether bytes that meet in an index have the same digits there. */
+  constexpr bool serve() const {
+    for (int v = 0; v < 243; ++v) {
+      for (int i = 0, rest = v; i < 5; ++i, rest /= 3) {
+        if (of[i][i < 2 ? low_index(v) : high_index(v)] != rest % 3) return false;
+      }
+    }
+    return true;
   }
 };
 constexpr Tables kTables{};
+static_assert(kTables.serve());
 
 /* A line of W before the digits are looked up. */
 struct Split {
-  __m512i low, high; /* v - 9 c, c */
+  __m512i low, high; /* indices, of which permutations take six bits */
   explicit Split(__m512i v) {
-    const __m512i ninth = _mm512_set1_epi16(7282); /* 2^16 / 9, rounded up */
-    const __m512i even = _mm512_mulhi_epu16(_mm512_and_si512(v, _mm512_set1_epi16(0x00ff)), ninth);
-    /* The byte below adds less than what is missing to the next whole number. */
-    const __m512i odd = _mm512_mulhi_epu16(v, ninth);
-    high = _mm512_ternarylogic_epi32(odd, _mm512_set1_epi16((short)0xff00), even, 0xea); /* odd & mask | even */
-    low = _mm512_sub_epi8(_mm512_sub_epi8(v, high), _mm512_slli_epi16(high, 3));
+    const __m512i even = _mm512_maddubs_epi16(v, _mm512_set1_epi16(57));
+    const __m512i odd = _mm512_maddubs_epi16(v, _mm512_set1_epi16(57 << 8));
+    const __m512i swap = _mm512_set4_epi32(0x0e0f0c0d, 0x0a0b0809, 0x06070405, 0x02030001);
+    high = _mm512_mask_shuffle_epi8(odd, 0x5555555555555555ull, even, swap);
+    low = _mm512_sub_epi8(_mm512_add_epi8(v, v), high);
   }
   Split() = default;
   template <int I>
