@@ -184,3 +184,7 @@ def test_words_and_faults_of_the_library_are_those_of_numpy(group, lead, monkeyp
         wrong.reshape(-1)[-1] = value
         assert host.faults(wrong, group) == 1
         assert convert.first_fault(wrong, group)
+    # Two bytes of a group count once, groups one by one, next to each other or not.
+    wrong = packed.copy()
+    wrong.reshape(-1)[[0, 1, size, -1]] = 255
+    assert host.faults(wrong, group) == len({0, 1, packed.size // size - 1})

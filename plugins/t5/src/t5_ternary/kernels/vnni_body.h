@@ -11,8 +11,8 @@
  *            are.
  * Method     Byte permutations look digits up, by six bits of the eight of a byte v: floor(57 v / 256) tells v / 9 and
  *            thereby the three high digits, 2 v less that the two low ones. One vpdpbusd a plane multiplies and adds 64
- *            digits. With several rows of x digits are unpacked once for all; neighbouring rows of W share every load of
- *            x.
+ *            digits. With several rows of x digits are unpacked once for all; neighbouring rows of W share every load
+ *            of x.
  * Source     Written for this library.
  */
 #ifndef T5_VNNI_BODY_H
