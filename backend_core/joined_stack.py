@@ -69,18 +69,17 @@ class JoinedStack:
         if first.cache_class().make_mask(1, return_array=False, window_size=None) is not None:
             raise Unjoinable("a single token gets a mask")
         self.lookup = _lookup(module[form.embedding], dtype_name(first.dtype), first.width, session)
-        self.runs = self._programs(module, layers, plans, free_kernels(session))
-        self.programs = [run for _, run in self.runs]
+        self.programs = self._programs(module, layers, plans, free_kernels(session))
         self.count = len(layers)
         self.guard = native.get().Guard(*_links(module, layers, form), [("layers", layers)])
         self.at_once, self.move = native.get().run_at_once, native.get().move_caches
         self.traced, self.take, self.put = native.get().in_tracing, native.get().take_caches, native.get().put_caches
 
     def _programs(self, module: Any, layers: list[Any], plans: list[JoinedAttention], helper: Any) -> list[Any]:
-        """(number of the first layer, program of some layers), in order."""
+        """Programs of LAYERS layers each, the last one of what is left."""
         dtype = dtype_name(self.first.dtype)
         parts = Parts(True, helper)
-        runs = []
+        programs = []
         for begin in range(0, len(layers), LAYERS):
             some = list(zip(layers, plans, strict=True))[begin : begin + LAYERS]
             p = Program("accel/stack", 1 + 2 * len(some))
@@ -92,8 +91,8 @@ class JoinedStack:
                 buffers += [keys, values]
             if begin + LAYERS >= len(layers):
                 x, self.out = normed(p, x, module, self.form.norm, parts, dtype)
-            runs.append((begin, p.build(x, *buffers)))
-        return runs
+            programs.append(p.build(x, *buffers))
+        return programs
 
     def __call__(self, module: Any, inputs: Any, cache: Any = None, input_embeddings: Any = None) -> Any:
         shape = inputs.shape
@@ -125,13 +124,12 @@ class JoinedStack:
             return NotImplemented
         offset, arrays = taken
         params, end = (offset, self.way, offset + 1), offset + 1
-        del taken
         done = self.at_once(self.programs, x, arrays, params)
         if done is not None:
             self.move(cache, end)
             return done
-        for begin, run in self.runs:
-            out = run(x, *arrays[2 * begin : 2 * (begin + LAYERS)], params=params)
+        for begin, program in zip(range(0, self.count, LAYERS), self.programs, strict=True):
+            out = program(x, *arrays[2 * begin : 2 * (begin + LAYERS)], params=params)
             self.put(cache, begin, out, end)
             x = out[0]
         return x

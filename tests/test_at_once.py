@@ -205,7 +205,7 @@ def test_tokens_that_are_not_evaluated_yet(joined):
 def test_what_is_no_cache_or_program(joined):
     cache = filled(joined)
     run, plan = native.get().run_at_once, plan_of(joined)
-    programs, params = [p for _, p in plan.runs], (3, plan.way, 4)
+    programs, params = plan.programs, (3, plan.way, 4)
     x = mx.array([[7]])
     with pytest.raises(TypeError, match="not a program"):
         run([print], x, arrays(cache), params)

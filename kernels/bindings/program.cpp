@@ -31,9 +31,7 @@ void place_results(const ProgramSpec& program, Layout& layout) {
     for (size_t k = 0; k < layout.results[s].size(); ++k) {
       Result& r = layout.results[s][k];
       if (r.output >= 0) continue;
-      size_t bytes = mx::size_of(r.dtype);
-      for (int d : r.shape) bytes *= size_t(d);
-      bytes = (bytes + kAlign - 1) / kAlign * kAlign;
+      const size_t bytes = (bytes_of(r.shape, r.dtype) + kAlign - 1) / kAlign * kAlign;
       std::sort(live.begin(), live.end(), [](const Block& a, const Block& b) { return a.begin < b.begin; });
       size_t begin = 0;
       for (const Block& b : live) {
@@ -156,11 +154,7 @@ void ProgramPrimitive::eval_cpu(const std::vector<mx::array>& inputs, std::vecto
   for (size_t i = 0; i < inputs.size(); ++i) {
     const mx::array& a = inputs[i];
     encoder.set_input_array(a);
-    Seen& seen = job->inputs[i];
-    seen.data = a.size() ? const_cast<char*>(a.data<char>()) : nullptr;
-    seen.dtype = accel_dtype_of(a.dtype());
-    seen.ndim = int(a.ndim());
-    for (int d = 0; d < seen.ndim; ++d) seen.shape[d] = a.shape(d), seen.strides[d] = a.strides(d);
+    job->inputs[i].see(a);
   }
   job->outputs.resize(outputs.size(), nullptr);
   bool drained = false;

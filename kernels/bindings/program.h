@@ -111,6 +111,13 @@ struct Layout {
   bool fits(const std::vector<mx::array>& inputs) const;
 };
 
+/* Bytes of an array without gaps. */
+inline size_t bytes_of(const mx::Shape& shape, mx::Dtype dtype) {
+  size_t bytes = mx::size_of(dtype);
+  for (int d : shape) bytes *= size_t(d);
+  return bytes;
+}
+
 /* Throws std::invalid_argument where inputs do not fit. */
 std::shared_ptr<const Layout> make_layout(const ProgramSpec& program, const std::vector<mx::array>& inputs);
 

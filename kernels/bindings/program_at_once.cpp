@@ -56,15 +56,6 @@ struct Evaluation {
   explicit Evaluation(size_t n) : jobs(n) {}
 };
 
-Seen seen_of(const mx::array& a) {
-  Seen seen;
-  seen.data = a.size() ? const_cast<char*>(a.data<char>()) : nullptr;
-  seen.dtype = accel_dtype_of(a.dtype());
-  seen.ndim = int(a.ndim());
-  for (int d = 0; d < seen.ndim; ++d) seen.shape[d] = a.shape(d), seen.strides[d] = a.strides(d);
-  return seen;
-}
-
 class AtOnce : public mx::Primitive {
  public:
   AtOnce(mx::Stream stream, std::vector<Stage> stages, std::shared_ptr<const Params> params,
@@ -77,7 +68,8 @@ class AtOnce : public mx::Primitive {
     out.set_data(mx::allocator::malloc(out.nbytes()));
     auto task = std::make_shared<Evaluation>(stages_.size());
     task->memory = std::move(memory_);
-    Seen x = seen_of(inputs[0]);
+    Seen x;
+    x.see(inputs[0]);
     for (size_t i = 0; i < stages_.size(); ++i) {
       const Stage& stage = stages_[i];
       Job& job = task->jobs[i];
@@ -87,17 +79,16 @@ class AtOnce : public mx::Primitive {
       job.inputs.push_back(x);
       job.inputs.insert(job.inputs.end(), stage.caches.begin(), stage.caches.end());
       const mx::Shape& shape = stage.layout->output_shapes[0];
-      size_t bytes = mx::size_of(stage.layout->output_dtypes[0]);
-      for (int d : shape) bytes *= size_t(d);
+      const mx::Dtype dtype = stage.layout->output_dtypes[0];
       void* to = out.data<char>();
       if (i + 1 < stages_.size()) {
-        task->between.emplace_back(new char[bytes + 64]);
+        task->between.emplace_back(new char[bytes_of(shape, dtype) + 64]);
         to = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(task->between.back().get()) + 63) / 64 * 64);
       }
       job.outputs.push_back(to);
       for (const Seen& cache : stage.caches) job.outputs.push_back(cache.data);
       x.data = to;
-      x.dtype = accel_dtype_of(stage.layout->output_dtypes[0]);
+      x.dtype = accel_dtype_of(dtype);
       x.row_major(shape);
     }
     for (Job& job : task->jobs) {
@@ -219,7 +210,7 @@ nb::object run(nb::list programs, nb::object x, nb::list arrays, nb::object para
   if (!memory) return nb::none();
   at = 0;
   for (Stage& stage : stages) {
-    for (Seen& seen : stage.caches) seen = seen_of(*caches[at++]);
+    for (Seen& seen : stage.caches) seen.see(*caches[at++]);
   }
   auto primitive = std::make_shared<AtOnce>(stream, std::move(stages), make_params(params), std::move(memory));
   mx::array out(state.shape(), state.dtype(), std::move(primitive), {input});

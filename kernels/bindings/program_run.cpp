@@ -8,8 +8,7 @@ namespace accel {
 
 void Job::out_of_memory() const {
   for (size_t i = 0; i < outputs.size(); ++i) {
-    size_t bytes = mx::size_of(layout->output_dtypes[i]);
-    for (int d : layout->output_shapes[i]) bytes *= size_t(d);
+    const size_t bytes = bytes_of(layout->output_shapes[i], layout->output_dtypes[i]);
     if (bytes && program->outputs[i].step >= 0) std::memset(outputs[i], 0xff, bytes); // NaN
   }
   record_error(program->name + ": out of memory");
@@ -62,13 +61,7 @@ bool Job::run_steps(size_t s, size_t end, char* temporary) const {
     }
     for (const View& view : source.views) a.look(view, *params);
   }
-  for (const mx::array& f : step.fixed) {
-    Seen& a = seen[at++];
-    a.data = const_cast<char*>(f.data<char>());
-    a.dtype = accel_dtype_of(f.dtype());
-    a.ndim = int(f.ndim());
-    for (int d = 0; d < a.ndim; ++d) a.shape[d] = f.shape(d), a.strides[d] = f.strides(d);
-  }
+  for (const mx::array& f : step.fixed) seen[at++].see(f);
   for (const Result& r : results) {
     Seen& a = seen[at++];
     a.data = place(r, temporary);

@@ -60,6 +60,14 @@ struct Seen {
   }
   accel_array array() const { return {size() ? data : nullptr, shape, strides, size(), ndim, dtype}; }
 
+  /* An array that has memory, as it lies. */
+  void see(const mx::array& a) {
+    data = a.size() ? const_cast<char*>(a.data<char>()) : nullptr;
+    dtype = accel_dtype_of(a.dtype());
+    ndim = int(a.ndim());
+    for (int d = 0; d < ndim; ++d) shape[d] = a.shape(d), strides[d] = a.strides(d);
+  }
+
   template <class Dims>
   void row_major(const Dims& dims) {
     ndim = int(dims.size());
