@@ -9,25 +9,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_lm.models import cache as caches
-from test_joined import POLICY, made, model, same_bits
+from test_joined import POLICY, model, pytestmark, restored, same_bits
 from test_joined_stack import filled, plan_of
 
-from backend_core import accelerate, native, restore
+from backend_core import accelerate, native
 
-pytest.importorskip("bonsai_qmv")
-pytest.importorskip("host_ops")
-pytest.importorskip("cider_sdpa")
-pytestmark = [
-    pytest.mark.skipif(not native.available(), reason=native.status().reason or "native"),
-    pytest.mark.usefixtures("installed_plugins"),
-]
-
-
-@pytest.fixture(autouse=True)
-def restored():
-    yield
-    while made:
-        restore(made.pop())
+__all__ = ["pytestmark", "restored"]  # what the tests here need too
 
 
 @pytest.fixture

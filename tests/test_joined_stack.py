@@ -11,29 +11,16 @@ import numpy as np
 import pytest
 from mlx_lm.models import cache as caches
 from mlx_lm.models import llama
-from test_joined import POLICY, blocks, layers_of, made, model, run, same_bits
+from test_joined import POLICY, blocks, layers_of, made, model, pytestmark, restored, run, same_bits
 from test_models import snapshot
 
-from backend_core import Policy, accelerate, decide, joined_stack, native, restore
+from backend_core import Policy, accelerate, decide, joined_stack, restore
 from backend_core.candidates import Candidate
 from backend_core.integrations import scope
 from backend_core.offers import Offer
 from backend_core.race import Timing
 
-pytest.importorskip("bonsai_qmv")
-pytest.importorskip("host_ops")
-pytest.importorskip("cider_sdpa")
-pytestmark = [
-    pytest.mark.skipif(not native.available(), reason=native.status().reason or "native"),
-    pytest.mark.usefixtures("installed_plugins"),
-]
-
-
-@pytest.fixture(autouse=True)
-def restored():
-    yield
-    while made:
-        restore(made.pop())
+__all__ = ["pytestmark", "restored"]  # what the tests here need too
 
 
 def filled(m, tokens=((1, 2, 3),), offset=None):

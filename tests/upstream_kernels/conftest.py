@@ -8,15 +8,6 @@ import pytest
 from upstream_kernels import headers
 
 from backend_core.paths import cache_dir
-from backend_core.testing import lab
-
-
-@pytest.fixture(scope="session")
-def compiled() -> None:
-    try:
-        lab.find_compiler()
-    except lab.CompilerMissing as e:
-        pytest.skip(str(e))
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +26,7 @@ def mac_wheel(user_cache: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def upstream(compiled: None, user_cache: Path) -> Path:
+def upstream(lab_compiler: None, user_cache: Path) -> Path:
     """The folder that the includes of mlx's kernels are relative to."""
     try:
         return headers.include_dir(user_cache)

@@ -7,7 +7,7 @@ import pytest
 
 from backend_core.testing import lab
 
-pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("compiled")]
+pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("lab_compiler")]
 
 #: `constant` is const whether the text says so or not, so both kinds of reference bind to both.
 CONSTANT = """

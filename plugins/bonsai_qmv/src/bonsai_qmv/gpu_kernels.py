@@ -83,7 +83,8 @@ def _mma_eligible(*, bits: int, group_size: int, x_dtype: str, scales_dtype: str
 
 #: Threadgroup memory of the matrix kernel for x, by device.
 X_BYTES = {"metal": 24576, "cuda": 147456}
-#: Threads of a threadgroup of the matrix kernel: a multiprocessor has 65536 registers, a thread up to 200.
+#: Threads of a threadgroup of the matrix kernel: a multiprocessor has 65536 registers, which
+#: leaves a thread 168.
 MOST_SIMD_GROUPS = 12
 #: Shared memory of a multiprocessor that threadgroups have for x and sums.
 MULTIPROCESSOR_BYTES = 220 << 10
