@@ -6,6 +6,7 @@
 #ifndef HOST_LINEAR_ISA_AVX512_H
 #define HOST_LINEAR_ISA_AVX512_H
 
+#include <accel/lines.h>
 #include <immintrin.h>
 
 #include "problem.h"
@@ -140,35 +141,13 @@ struct Avx512 {
     static F set1(const float* p) { return hold(_mm512_set1_ps(*p)); }
   };
 
-  /* out[j][i] = in[i][j], 16 by 16: lanes, pairs of lanes, quarters and halves are exchanged in turn. */
+  /* out[j][i] = in[i][j], 16 by 16. */
   static void transpose(const float* in, int64_t in_stride, float* out, int64_t out_stride) {
-    __m512 a[16], b[16];
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; ++i) a[i] = _mm512_loadu_ps(in + i * in_stride);
-#pragma GCC unroll 8
-    for (int i = 0; i < 16; i += 2) {
-      b[i] = _mm512_unpacklo_ps(a[i], a[i + 1]);
-      b[i + 1] = _mm512_unpackhi_ps(a[i], a[i + 1]);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 16; i += 4) {
-      a[i] = _mm512_shuffle_ps(b[i], b[i + 2], 0x44);
-      a[i + 1] = _mm512_shuffle_ps(b[i], b[i + 2], 0xee);
-      a[i + 2] = _mm512_shuffle_ps(b[i + 1], b[i + 3], 0x44);
-      a[i + 3] = _mm512_shuffle_ps(b[i + 1], b[i + 3], 0xee);
-    }
-    /* a[4 g + c], quarter q: rows 4 g ... 4 g + 3 of column 4 q + c. */
-#pragma GCC unroll 4
-    for (int c = 0; c < 4; ++c) {
-      const __m512 even0 = _mm512_shuffle_f32x4(a[c], a[4 + c], 0x88);
-      const __m512 odd0 = _mm512_shuffle_f32x4(a[c], a[4 + c], 0xdd);
-      const __m512 even1 = _mm512_shuffle_f32x4(a[8 + c], a[12 + c], 0x88);
-      const __m512 odd1 = _mm512_shuffle_f32x4(a[8 + c], a[12 + c], 0xdd);
-      _mm512_storeu_ps(out + c * out_stride, _mm512_shuffle_f32x4(even0, even1, 0x88));
-      _mm512_storeu_ps(out + (8 + c) * out_stride, _mm512_shuffle_f32x4(even0, even1, 0xdd));
-      _mm512_storeu_ps(out + (4 + c) * out_stride, _mm512_shuffle_f32x4(odd0, odd1, 0x88));
-      _mm512_storeu_ps(out + (12 + c) * out_stride, _mm512_shuffle_f32x4(odd0, odd1, 0xdd));
-    }
+    const float* rows[16];
+    for (int i = 0; i < 16; ++i) rows[i] = in + i * in_stride;
+    __m512i columns[16];
+    accel_lines::transpose16(rows, columns);
+    for (int i = 0; i < 16; ++i) _mm512_storeu_si512(out + i * out_stride, columns[i]);
   }
 };
 
