@@ -28,7 +28,22 @@ from typing import Any
 
 import gpu_run
 import numpy as np
-from gpu_run import CYCLE, SHAPES, Case, Problem, Run, as_float64, caller, floats, heat, in_turns, kernel_time, per_call
+from gpu_run import (
+    CYCLE,
+    SHAPES,
+    Case,
+    Problem,
+    Run,
+    as_float64,
+    call_layer,
+    caller,
+    floats,
+    heat,
+    in_turns,
+    kernel_time,
+    layers,
+    per_call,
+)
 from gpu_tune import tune
 
 SECTIONS = ("check", "launch", "tune", "decode", "prefill")
@@ -148,6 +163,7 @@ def launch(run: Run) -> None:
     """What a call takes on the host: kernels on 64 columns and 512 features, whose device time is next to nothing."""
     import mlx.core as mx
     from bonsai_qmv import gpu_kernels as g
+    from bonsai_qmv import gpu_offers as offers
 
     from backend_core.simt import arguments
 
@@ -160,6 +176,8 @@ def launch(run: Run) -> None:
     started = g.AFFINE_MMA.launch(**facts)
     whole, template, shapes = g.AFFINE_MMA.cuda(), arguments(started, mx), [(1, 64)]
 
+    layer = layers(sets[:1], offers, offers.FAMILIES[0], facts)[0][1]
+
     def by_template(x: Any, w: Any, scales: Any, biases: Any) -> Any:
         inputs = [x, w, scales, biases, scales]
         return whole(inputs=inputs, output_shapes=shapes, output_dtypes=[mx.float16], **template)[0]
@@ -168,6 +186,7 @@ def launch(run: Run) -> None:
         "an empty kernel": lambda x, w, scales, biases: empty(inputs=[scales], **keywords)[0],
         "ours, whole text": by_template,
         "ours, bound": caller(g.AFFINE_MMA, facts),
+        "ours, a layer": lambda x, w, scales, biases: layer(x),
         "an addition": lambda x, w, scales, biases: scales + biases,
     }
     for call in calls.values():
@@ -223,8 +242,10 @@ def compile_stock(rows: int, n: int, k: int) -> None:
 
 
 def decode(run: Run, rows: tuple[int, ...], stock: Stock) -> None:
-    """Ours and stock in turns; ours symmetric and 1-bit too."""
-    from bonsai_qmv import gpu_kernels as g
+    """Ours, as layers that a plugin built, and stock in turns; ours symmetric and 1-bit too."""
+    from bonsai_qmv import gpu_offers as offers
+
+    mma, bits = offers.FAMILIES[0], offers.BITS
 
     stock.wait(run)
     run.say("us per call, 400 calls in one evaluation; kernels alone by CUPTI. s: symmetric\n")
@@ -237,10 +258,10 @@ def decode(run: Run, rows: tuple[int, ...], stock: Stock) -> None:
             return
         sets, ones = weight_sets(n, k, 2, m, 0), weight_sets(n, k, 1, m, 0)
         calls = {
-            "ours": (caller(g.AFFINE_MMA, facts_of(m, n, k, 2, 128, "float16", "float16")), sets),
-            "sym": (caller(g.AFFINE_MMA, facts_of(m, n, k, 2, 128, "float16", "float16", 2)), sets),
-            "1-bit": (caller(g.AFFINE_BITS, facts_of(m, n, k, 1, 128, "float16", "float16")), ones),
-            "1-bit sym": (caller(g.AFFINE_BITS, facts_of(m, n, k, 1, 128, "float16", "float16", 1)), ones),
+            "ours": (call_layer, layers(sets, offers, mma, facts_of(m, n, k, 2, 128, "float16", "float16"))),
+            "sym": (call_layer, layers(sets, offers, mma, facts_of(m, n, k, 2, 128, "float16", "float16", 2))),
+            "1-bit": (call_layer, layers(ones, offers, bits, facts_of(m, n, k, 1, 128, "float16", "float16"))),
+            "1-bit sym": (call_layer, layers(ones, offers, bits, facts_of(m, n, k, 1, 128, "float16", "float16", 1))),
         }
         if stock.ready:
             calls["stock"] = (quantized, sets)

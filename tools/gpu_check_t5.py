@@ -24,7 +24,22 @@ from typing import Any
 import gpu_check
 import gpu_run
 import numpy as np
-from gpu_run import CYCLE, SHAPES, Case, Problem, Run, as_float64, caller, floats, heat, in_turns, kernel_time, per_call
+from gpu_run import (
+    CYCLE,
+    SHAPES,
+    Case,
+    Problem,
+    Run,
+    as_float64,
+    call_layer,
+    caller,
+    floats,
+    heat,
+    in_turns,
+    kernel_time,
+    layers,
+    per_call,
+)
 
 SECTIONS = ("check", "decode", "prefill")
 #: Weights of zero in a group of 128 of a layer, in one of its rows at least.
@@ -138,9 +153,9 @@ def t5_sets(n: int, k: int, rows: int, group: int = 128) -> list[list[Any]]:
 
 
 def decode(run: Run) -> None:
-    """t5 and 2-bit symmetric in turns."""
-    from bonsai_qmv.gpu_kernels import AFFINE_MMA
-    from t5_ternary.gpu_kernels import T5_MMA
+    """t5 and 2-bit symmetric in turns, as layers that a plugin built."""
+    from bonsai_qmv import gpu_offers as affine
+    from t5_ternary import gpu_offers
 
     run.say("us; calls are 400 in one evaluation, the median of six\n")
     run.say("| shape | rows | t5 per call | 2-bit sym | ratio | t5 kernel | 2-bit sym | ratio | t5 GB/s |")
@@ -152,8 +167,8 @@ def decode(run: Run) -> None:
         sets = t5_sets(n, k, m)
         ours = facts_of(m, n, k, 128, "float16", "float16") | of_weights(*sets[0][1:], 128)
         calls = {
-            "t5": (caller(T5_MMA, ours), sets),
-            "sym": (caller(AFFINE_MMA, two), gpu_check.weight_sets(n, k, 2, m, 2)),
+            "t5": (call_layer, layers(sets, gpu_offers, gpu_offers.MMA, ours)),
+            "sym": (call_layer, layers(gpu_check.weight_sets(n, k, 2, m, 2), affine, affine.FAMILIES[0], two)),
         }
         for call, arrays in calls.values():
             per_call(call, arrays, 20)

@@ -6,6 +6,7 @@ Not run by itself; see gpu_check.py and gpu_check_t5.py.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 import os
@@ -93,6 +94,21 @@ def caller(kernel: Any, facts: dict[str, Any], **over: Any) -> Callable[..., Any
         return call(inputs=inputs, output_shapes=[(*x.shape[:-1], facts["n"])], output_dtypes=dtype)[0]
 
     return f
+
+
+def layers(sets: Sequence[list[Any]], offers: Any, family: Any, facts: dict[str, Any], **over: Any) -> list[list[Any]]:
+    """[x, f] for each [x, w, scales, ...]: f is the product that a plugin's offer (module `offers`) builds of a layer,
+    for the number of rows of `facts` alone. Scales stand for last inputs that are not given."""
+    family = dataclasses.replace(family, steps=(facts["rows"],))
+    found = []
+    for x, *arrays in sets:
+        fixed = (*arrays, *arrays[1:2] * (len(family.kernel.inputs) - 1 - len(arrays)))
+        found.append([x, offers.product(family, {"has_bias": False, **facts, **over}, fixed)])
+    return found
+
+
+def call_layer(x: Any, f: Callable[..., Any]) -> Any:
+    return f(x)
 
 
 def off_by_one(a: Any) -> Any:

@@ -45,33 +45,22 @@ class CudaCall:
         self._types: tuple[list[Any], list[Any]] | None = None
 
     def __call__(self, *, inputs: Sequence[Any], output_shapes: Any, output_dtypes: Any) -> Any:
-        call = self.for_shapes(inputs, output_shapes, output_dtypes)
-        return call(inputs=[*inputs, *self.fixed])
-
-    def for_shapes(self, inputs: Sequence[Any], output_shapes: Any, output_dtypes: Any) -> Call:
-        """``f(inputs=)`` for all calls with arrays of these shapes and dtypes, fixed ones given too; it takes least."""
         if self._types is None:
             self._types = [a.dtype for a in inputs], list(output_dtypes)
             self._compiled = self._compile()
+        outputs: dict[str, Any] = {"output_shapes": output_shapes, "output_dtypes": output_dtypes}
         if self._compiled is not None:
             if self._types == ([a.dtype for a in inputs], list(output_dtypes)):
                 try:
                     scalars = [v for i in self._asked for v in self._known.get(i) or compiled.sizes(inputs[i])]
-                    return functools.partial(
-                        self._compiled, output_shapes=output_shapes, output_dtypes=output_dtypes, scalars=scalars
-                    )
+                    return self._compiled(inputs=[*inputs, *self.fixed], scalars=scalars, **outputs)
                 except ValueError as error:
                     self._say(f"an array of {error}")
             else:
                 given, before = (", ".join(names(types)) for types in ((a.dtype for a in inputs), self._types[0]))
                 self._say(f"called with {given} after {before}")
-        return functools.partial(
-            _with_text(self.kernel, self.launch.template),
-            grid=self.launch.grid,
-            threadgroup=self.launch.threadgroup,
-            output_shapes=output_shapes,
-            output_dtypes=output_dtypes,
-        )
+        outputs |= {"grid": self.launch.grid, "threadgroup": self.launch.threadgroup}
+        return _with_text(self.kernel, self.launch.template)(inputs=[*inputs, *self.fixed], **outputs)
 
     def _say(self, reason: str) -> None:
         text = f"kernel {self.kernel.name!r} is compiled by mlx, without bounds on registers: {reason[:MOST_TEXT]}"

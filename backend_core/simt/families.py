@@ -124,12 +124,8 @@ def product(
     few = [started(family.step(max(rows, 1))) for rows in range(MOST_ROWS + 1)]
     # Nothing is compiled before the first call, which then compiles for all rows at once.
     ahead = [launch(step) for step in family.steps] if device == "cuda" else []
-    # By shape of x, where calls can be told once and for all; a model has few of at most 16 rows.
-    known: dict[tuple[int, ...], Callable[..., Any]] = {}
 
     def f(x: Any) -> Any:
-        if (quick := known.get(x.shape)) is not None:
-            return quick(inputs=[x, *fixed])[0]
         rows = x.size // k
         if (rows > MOST_ROWS and many is None) or native.in_tracing(x):
             return stock(x)
@@ -139,10 +135,8 @@ def product(
         if ahead:
             kernel.compile_ahead(ahead, (x, *fixed), dtypes)
             ahead.clear()
-        call = few[rows]
-        if hasattr(call, "for_shapes") and not native.available():
-            known[x.shape] = call.for_shapes([x], shapes, dtypes)
-        return call(inputs=[x], output_shapes=shapes, output_dtypes=dtypes)[0]
+        return few[rows](inputs=[x], output_shapes=shapes, output_dtypes=dtypes)[0]
 
     f.notes = notes  # type: ignore[attr-defined]
-    return f
+    # mlx's part of a call in Python takes longer than many a kernel.
+    return native.get().Repeated(f, list(fixed), notes) if native.available() else f

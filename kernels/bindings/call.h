@@ -59,6 +59,7 @@ void register_caches(nb::module_& m);
 void register_at_once(nb::module_& m);
 void register_kernels(nb::module_& m);
 void register_reference(nb::module_& m);
+void register_repeated(nb::module_& m);
 void register_tracing(nb::module_& m);
 
 } // namespace accel

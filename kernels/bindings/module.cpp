@@ -144,6 +144,7 @@ NB_MODULE(_native, m) {
   accel::register_kernels(m);
   accel::register_tracing(m);
   accel::register_reference(m);
+  accel::register_repeated(m);
 
   m.def("build_info", &accel::build_info, "Versions this module was built against.");
   m.def("abi_probe", &accel::abi_probe, "array"_a, "(shape, size, itemsize, ndim, dtype number) of an array.");

