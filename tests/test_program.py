@@ -131,6 +131,25 @@ def test_views_of_strided_inputs(library):
         same(y, want.reshape(*want.shape[:2], -1))
 
 
+def test_one_answer_however_inputs_lie(library):
+    """Calls are worked out ahead for inputs that lie row by row, and in every run for others: both are the same."""
+    a, b = weight(6, 4), weight(6, 4, 1)
+    p = Program("ways", 2)
+    one = p.call(matmul(library, a), p.input(0))
+    two = p.call(matmul(library, b), p.input(1).part(1, 5))
+    run = p.build(one, two.split(2), p.call(gather(library), one.split(3).swap()))
+    for n in (1, 3):
+        x, z = x_of(2, n, 4), x_of(2, n, 6, seed=5)
+        strided = [mx.array(np.array(v).transpose(2, 0, 1).copy()).transpose(1, 2, 0) for v in (x, z)]
+        mx.eval(strided)
+        for inputs in ((x, z), (strided[0], z), (x, strided[1]), strided):
+            first, second, third = run(*inputs)
+            wanted = np.array(x) @ np.array(a).T
+            same(first, wanted)
+            same(second, (np.array(z)[..., 1:5] @ np.array(b).T).reshape(2, n, 2, 3))
+            same(third, wanted.reshape(2, n, 3, 2).swapaxes(1, 2))
+
+
 def test_parameters_of_the_call(library):
     w = weight(4, 4)
     p = Program("params", 1)

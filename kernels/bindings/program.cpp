@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <future>
+#include <new>
 #include <stdexcept>
 #include <thread>
 
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
+#include "program_plan.h"
 #include "program_run.h"
 
 namespace accel {
@@ -46,6 +48,18 @@ void place_results(const ProgramSpec& program, Layout& layout) {
 }
 
 } // namespace
+
+Layout::Layout() = default;
+Layout::~Layout() = default;
+
+const Plan* Layout::plan(const ProgramSpec& program) const {
+  try {
+    std::call_once(planned_, [&] { plan_ = Plan::make(program, *this); });
+  } catch (const std::bad_alloc&) {
+    return nullptr; // a run needs none
+  }
+  return plan_.get();
+}
 
 bool Layout::fits(const std::vector<mx::array>& inputs) const {
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -156,6 +170,7 @@ void ProgramPrimitive::eval_cpu(const std::vector<mx::array>& inputs, std::vecto
     encoder.set_input_array(a);
     job->inputs[i].see(a);
   }
+  for (const Seen& a : job->inputs) job->places.push_back(a.data);
   job->outputs.resize(outputs.size(), nullptr);
   bool drained = false;
   for (size_t i = 0; i < outputs.size(); ++i) {
@@ -190,6 +205,9 @@ void ProgramPrimitive::eval_cpu(const std::vector<mx::array>& inputs, std::vecto
     }
     job->outputs[i] = out.size() ? out.data<char>() : nullptr;
     encoder.set_output_array(out);
+  }
+  if (std::all_of(job->inputs.begin(), job->inputs.end(), [](const Seen& a) { return a.is_row_major(); })) {
+    job->inputs.clear();
   }
   program_->queued.add();
   job->queued = true;

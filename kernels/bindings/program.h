@@ -99,8 +99,13 @@ struct Result {
   size_t offset = 0; // in temporary memory
 };
 
+class Plan;
+
 /* What everything in a program looks like for given inputs. */
 struct Layout {
+  Layout();
+  ~Layout();
+
   std::vector<mx::Shape> input_shapes;
   std::vector<mx::Dtype> input_dtypes;
   std::vector<std::vector<Result>> results; // by step
@@ -109,6 +114,14 @@ struct Layout {
   std::vector<mx::Dtype> output_dtypes;
 
   bool fits(const std::vector<mx::array>& inputs) const;
+
+  /* The program's calls, made by the first run that asks; null if they have to be made anew in every run. `program` is
+   * the one that the layout is of. */
+  const Plan* plan(const ProgramSpec& program) const;
+
+ private:
+  mutable std::once_flag planned_;
+  mutable std::unique_ptr<const Plan> plan_;
 };
 
 /* Bytes of an array without gaps. */

@@ -43,7 +43,7 @@ constexpr int kMostTasks = 8; // mlx waits for a task from 11 on
 struct Stage {
   std::shared_ptr<const ProgramSpec> program;
   std::shared_ptr<const Layout> layout;
-  std::vector<Seen> caches;
+  std::vector<void*> caches;
 };
 
 /* Everything that a queued evaluation needs; destroyed from the last member to the first, so that the memory is let go
@@ -68,16 +68,22 @@ class AtOnce : public mx::Primitive {
     out.set_data(mx::allocator::malloc(out.nbytes()));
     auto task = std::make_shared<Evaluation>(stages_.size());
     task->memory = std::move(memory_);
-    Seen x;
-    x.see(inputs[0]);
+    Seen first;
+    first.see(inputs[0]);
+    void* x = first.data;
     for (size_t i = 0; i < stages_.size(); ++i) {
       const Stage& stage = stages_[i];
       Job& job = task->jobs[i];
       job.program = stage.program;
       job.layout = stage.layout;
       job.params = params_;
-      job.inputs.push_back(x);
-      job.inputs.insert(job.inputs.end(), stage.caches.begin(), stage.caches.end());
+      job.places.push_back(x);
+      job.places.insert(job.places.end(), stage.caches.begin(), stage.caches.end());
+      if (i == 0 && !first.is_row_major()) {
+        std::vector<Seen> seen{first};
+        for (size_t k = 1; k < job.places.size(); ++k) seen.push_back(job.input(int(k)));
+        job.inputs = std::move(seen);
+      }
       const mx::Shape& shape = stage.layout->output_shapes[0];
       const mx::Dtype dtype = stage.layout->output_dtypes[0];
       void* to = out.data<char>();
@@ -86,10 +92,8 @@ class AtOnce : public mx::Primitive {
         to = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(task->between.back().get()) + 63) / 64 * 64);
       }
       job.outputs.push_back(to);
-      for (const Seen& cache : stage.caches) job.outputs.push_back(cache.data);
-      x.data = to;
-      x.dtype = accel_dtype_of(dtype);
-      x.row_major(shape);
+      job.outputs.insert(job.outputs.end(), stage.caches.begin(), stage.caches.end());
+      x = to;
     }
     for (Job& job : task->jobs) {
       job.program->queued.add();
@@ -202,7 +206,8 @@ nb::object run(nb::list programs, nb::object x, nb::list arrays, nb::object para
     nb::gil_scoped_release release;
     mx::async_eval({input});
   }
-  if (mx::scheduler::n_active_tasks() > kMostTasks || mx::get_active_memory() > mx::get_memory_limit()) return nb::none();
+  if (mx::scheduler::n_active_tasks() > kMostTasks) return nb::none();
+  if (mx::get_active_memory() > mx::get_memory_limit()) return nb::none();
   for (nb::handle a : arrays) {
     if (Py_REFCNT(a.ptr()) > 2) return nb::none(); // the list's and the cache's
   }
@@ -210,7 +215,7 @@ nb::object run(nb::list programs, nb::object x, nb::list arrays, nb::object para
   if (!memory) return nb::none();
   at = 0;
   for (Stage& stage : stages) {
-    for (Seen& seen : stage.caches) seen.see(*caches[at++]);
+    for (void*& place : stage.caches) place = caches[at++]->data<char>();
   }
   auto primitive = std::make_shared<AtOnce>(stream, std::move(stages), make_params(params), std::move(memory));
   mx::array out(state.shape(), state.dtype(), std::move(primitive), {input});

@@ -32,8 +32,8 @@ nb::object attribute(PyObject* object, PyObject* name) {
   return value;
 }
 
-/* (offset, [keys, values, keys, ...]) if all caches are different ones of the class, at one offset, and have room for one more
- * position in arrays of that form; else None. */
+/* (offset, [keys, values, keys, ...]) if all caches are different ones of the class, at one offset, and have room for
+ * one more position in arrays of that form; else None. */
 nb::object take(nb::handle caches, nb::handle cls, int batch, int heads, int width, mx::Dtype dtype) {
   if (!PyList_CheckExact(caches.ptr())) return nb::none();
   const Py_ssize_t n = PyList_GET_SIZE(caches.ptr());

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "program_plan.h"
 #include "thread_pool.h"
 
 namespace accel {
@@ -24,19 +25,38 @@ void Job::run() const {
     last->then_data.store(program->first.data, std::memory_order_relaxed);
   }
   before = program;
+  const Plan* plan = inputs.empty() ? layout->plan(*program) : nullptr;
+  const Plan::Memory memory{places.data(), outputs.data(), temporary, params.get()};
   const size_t n = program->steps.size();
   for (size_t s = 0, end; s < n; s = end) {
-    for (end = s + 1; end < n && program->steps[end].first == int(s); ++end) {
+    if (plan) {
+      end = plan->end_of(s);
+    } else {
+      for (end = s + 1; end < n && program->steps[end].first == int(s); ++end) {
+      }
     }
-    const Expected& next = program->steps[end - 1].next;
+    const Expected& next = plan ? plan->next(s) : program->steps[end - 1].next;
     if (next.data) {
       pool::expect(next.data, next.bytes);
     } else {
       pool::expect(program->then_data.load(std::memory_order_relaxed),
                    program->then_bytes.load(std::memory_order_relaxed));
     }
-    if (!run_steps(s, end, temporary)) return out_of_memory();
+    if (plan) {
+      plan->run(s, end, memory);
+    } else if (!run_steps(s, end, temporary)) {
+      return out_of_memory();
+    }
   }
+}
+
+Seen Job::input(int i) const {
+  if (!inputs.empty()) return inputs[i];
+  Seen seen;
+  seen.dtype = accel_dtype_of(layout->input_dtypes[i]);
+  seen.row_major(layout->input_shapes[i]);
+  seen.data = seen.size() ? places[i] : nullptr;
+  return seen;
 }
 
 bool Job::run_steps(size_t s, size_t end, char* temporary) const {
@@ -52,7 +72,7 @@ bool Job::run_steps(size_t s, size_t end, char* temporary) const {
   for (const Source& source : step.sources) {
     Seen& a = seen[at++];
     if (source.step < 0) {
-      a = inputs[source.index];
+      a = input(source.index);
     } else {
       const Result& r = layout->results[source.step][source.index];
       a.data = place(r, temporary);
@@ -88,8 +108,8 @@ bool Job::run_steps(size_t s, size_t end, char* temporary) const {
                       },
                       &rest};
   const bool more = s + 1 < end;
-  run_kernel(*spec.kernel, spec.name, step.params ? *step.params : *params, spec.ensure_row_contiguous, arrays, n_inputs,
-             results.size(), copies, more ? &meanwhile : nullptr);
+  run_kernel(*spec.kernel, spec.name, step.params ? *step.params : *params, spec.ensure_row_contiguous, arrays,
+             n_inputs, results.size(), copies, more ? &meanwhile : nullptr);
   scratch.rewind(mark);
   // A kernel without a parallel loop leaves the others to us.
   return more && meanwhile.run ? run_steps(s + 1, end, temporary) : rest.done;

@@ -60,6 +60,11 @@ struct Seen {
   }
   accel_array array() const { return {size() ? data : nullptr, shape, strides, size(), ndim, dtype}; }
 
+  bool is_row_major() const {
+    const accel_array a = array();
+    return accel_is_row_contiguous(&a) != 0;
+  }
+
   /* An array that has memory, as it lies. */
   void see(const mx::array& a) {
     data = a.size() ? const_cast<char*>(a.data<char>()) : nullptr;
@@ -99,11 +104,17 @@ struct Seen {
       std::swap(shape[1], shape[2]);
       std::swap(strides[1], strides[2]);
     } else {
-      if (shape[n - 2] != 1 && shape[n - 1] != 1 && strides[n - 2] != shape[n - 1] * strides[n - 1]) copy();
+      if (merge_copies()) copy();
       if (shape[n - 1] != 1) strides[n - 2] = strides[n - 1];
       shape[n - 2] *= shape[n - 1];
       --ndim;
     }
+  }
+
+  /* Whether the last two dimensions are one only in a copy. */
+  bool merge_copies() const {
+    const int n = ndim;
+    return shape[n - 2] != 1 && shape[n - 1] != 1 && strides[n - 2] != shape[n - 1] * strides[n - 1];
   }
 
  private:
@@ -121,7 +132,8 @@ struct Seen {
   }
 };
 
-/* One evaluation, queued on the stream. Whatever it points to is kept alive: inputs and outputs by mlx, the rest here. */
+/* One evaluation, queued on the stream. Whatever it points to is kept alive: inputs and outputs by mlx, the rest
+ * here. */
 struct Job {
   Job() = default;
   Job(const Job&) = delete;
@@ -132,12 +144,16 @@ struct Job {
   std::shared_ptr<const ProgramSpec> program;
   std::shared_ptr<const Layout> layout;
   std::shared_ptr<const Params> params;
-  std::vector<Seen> inputs;
+  std::vector<Seen> inputs; // none: all lie in row-major order, without gaps, at `places`
+  std::vector<void*> places;
   std::vector<void*> outputs;
   bool queued = false;
 
   /* Runs all steps; does not throw. Outputs are filled with NaN if there is no memory. */
   void run() const;
+
+  /* An input as a kernel sees it. */
+  Seen input(int i) const;
 
  private:
   void* place(const Result& r, char* temporary) const {

@@ -199,8 +199,6 @@ void run_kernel(const Kernel& kernel, const std::string& name, const std::vector
   for (size_t i = n_inputs; i < n; ++i) work |= arrays[i].size != 0;
   if (!work) return; // all outputs are empty
 
-  Running running;
-  running.meanwhile = meanwhile;
   constexpr size_t kInline = 16;
   accel_array* few[kInline];
   std::vector<accel_array*> many;
@@ -215,8 +213,9 @@ void run_kernel(const Kernel& kernel, const std::string& name, const std::vector
     if (i >= n_inputs || !ensure_row_contiguous || accel_is_row_contiguous(&a)) continue;
     void* copy = Scratch::local().take(size_t(a.size) * accel_itemsize(a.dtype));
     if (!copy) {
-      running.fail("out of memory for a row-contiguous copy of an input");
-      break;
+      for (size_t o = n_inputs; o < n; ++o) fill_invalid(arrays[o]);
+      record_error(name + ": out of memory for a row-contiguous copy of an input");
+      return;
     }
     copy_row_major(a, copy);
     a.data = copy;
@@ -227,24 +226,30 @@ void run_kernel(const Kernel& kernel, const std::string& name, const std::vector
       expect *= a.shape[d];
     }
   }
-  if (!running.failed) {
-    for (const auto& [input, output] : copies) copy_row_major(arrays[input], arrays[n_inputs + output].data);
-    accel_call& call = running.call;
-    call.struct_size = sizeof(accel_call);
-    call.abi_version = ACCEL_ABI_VERSION;
-    call.host = &kHost;
-    call.inputs = pointers;
-    call.outputs = pointers + n_inputs;
-    call.n_inputs = int32_t(n_inputs);
-    call.n_outputs = int32_t(n_outputs);
-    call.params = params.data();
-    call.n_params = int32_t(params.size());
-    call.threads = pool::threads();
-    call.isa = isa_bits();
-    kernel.fn(&call);
-  }
+  for (const auto& [input, output] : copies) copy_row_major(arrays[input], arrays[n_inputs + output].data);
+  enter_kernel(kernel, name, params.data(), int32_t(params.size()), pointers, int32_t(n_inputs), int32_t(n_outputs),
+               meanwhile);
+}
+
+void enter_kernel(const Kernel& kernel, const std::string& name, const accel_param* params, int32_t n_params,
+                  accel_array* const* arrays, int32_t n_inputs, int32_t n_outputs, Meanwhile* meanwhile) {
+  Running running;
+  running.meanwhile = meanwhile;
+  accel_call& call = running.call;
+  call.struct_size = sizeof(accel_call);
+  call.abi_version = ACCEL_ABI_VERSION;
+  call.host = &kHost;
+  call.inputs = arrays;
+  call.outputs = arrays + n_inputs;
+  call.n_inputs = n_inputs;
+  call.n_outputs = n_outputs;
+  call.params = params;
+  call.n_params = n_params;
+  call.threads = pool::threads();
+  call.isa = isa_bits();
+  kernel.fn(&call);
   if (running.failed) {
-    for (size_t i = n_inputs; i < n; ++i) fill_invalid(arrays[i]);
+    for (int32_t i = n_inputs; i < n_inputs + n_outputs; ++i) fill_invalid(*arrays[i]);
     record_error(name + ": " + running.message);
   }
 }

@@ -53,6 +53,10 @@ void run_kernel(const Kernel& kernel, const std::string& name, const std::vector
                 bool ensure_row_contiguous, accel_array* arrays, size_t n_inputs, size_t n_outputs,
                 const std::vector<std::pair<size_t, size_t>>& copies, Meanwhile* meanwhile = nullptr);
 
+/* The last part of that: calls the kernel on arrays that are as it wants them. Not all outputs are empty. */
+void enter_kernel(const Kernel& kernel, const std::string& name, const accel_param* params, int32_t n_params,
+                  accel_array* const* arrays, int32_t n_inputs, int32_t n_outputs, Meanwhile* meanwhile);
+
 /* Copies a strided array to row-major order. */
 void copy_row_major(const accel_array& from, void* to);
 

@@ -100,7 +100,7 @@ class Pool {
     loop.grain = grain;
     loop.task = task;
     loop.arg = arg;
-    loop.next.store(0, std::memory_order_relaxed);
+    loop.share(int64_t(workers_.size()) + 1);
     if (begun) {
       count_.store(at + 1, std::memory_order_release);
       if (last) more_.store(false, std::memory_order_release);
@@ -126,7 +126,7 @@ class Pool {
   void finish() {
     more_.store(false, std::memory_order_release);
     int at = 0;
-    while (work(at)) {
+    while (work(at, 0)) {
     }
     // No more workers in; wait for those inside. Their pieces are claimed, so this is short unless the
     // system took their processor away.
@@ -168,16 +168,20 @@ class Pool {
     }
   }
 
-  // Helps with the loops from number `at` on. True if it was one and there may be more.
-  bool work(int& at) {
+  // Helps with the loops from number `at` on, as thread number `index`. True if it was one and there may be more.
+  bool work(int& at, int index) {
     if (at >= count_.load(std::memory_order_acquire)) return false;
     in_loop = true;
     Loop& loop = loops_[at++];
-    const int64_t n = loop.n, grain = loop.grain;
-    while (true) {
-      const int64_t begin = loop.next.fetch_add(grain, std::memory_order_relaxed);
-      if (begin >= n) break;
+    const int64_t n = loop.n, grain = loop.grain, lanes = loop.lanes, own = index % lanes;
+    auto run = [&](int64_t lane, int64_t turn) {
+      const int64_t begin = (turn * lanes + lane) * grain;
       loop.task(loop.arg, begin, std::min(begin + grain, n));
+    };
+    for (int64_t turn; (turn = loop.lane[own].first()) >= 0;) run(own, turn);
+    for (int64_t i = 1; i < lanes; ++i) {
+      const int64_t other = (own + i) % lanes;
+      for (int64_t turn; (turn = loop.lane[other].last()) >= 0;) run(other, turn);
     }
     in_loop = false;
     return true;
@@ -224,7 +228,7 @@ class Pool {
     for (int idle = 0;; ++idle) {
       // Asked first: loops that were begun before this was said are seen below.
       const bool more = more_.load(std::memory_order_acquire);
-      while (work(at)) idle = 0;
+      while (work(at, index)) idle = 0;
       if (!more) return;
       if (!fetch(fetched, index)) relax();
       if (idle >= 1000) sched_yield();
@@ -258,12 +262,44 @@ class Pool {
   uint64_t epoch_ = 0;
   Fetched caller_; // of the thread that holds owner_
 
-  // The loops that are running; all but `next` written before the count says that they are there.
-  struct alignas(128) Loop {
-    std::atomic<int64_t> next{0};
-    int64_t n = 0, grain = 1;
+  // Pieces lane, lane + lanes, ... of a loop: those of one thread, which takes them in order. Who has none left takes
+  // the last ones of others. So a thread that is not held up works on the same part of every matrix, and what it has
+  // fetched ahead is what it needs.
+  struct alignas(128) Lane {
+    std::atomic<uint64_t> left{0}; // turns from the lower half up to the upper half
+    static constexpr uint64_t kLow = 0xffffffff;
+
+    int64_t first() {
+      uint64_t now = left.load(std::memory_order_relaxed);
+      do {
+        if ((now & kLow) >= now >> 32) return -1;
+      } while (!left.compare_exchange_weak(now, now + 1, std::memory_order_relaxed));
+      return int64_t(now & kLow);
+    }
+    int64_t last() {
+      uint64_t now = left.load(std::memory_order_relaxed);
+      do {
+        if ((now & kLow) >= now >> 32) return -1;
+      } while (!left.compare_exchange_weak(now, now - (uint64_t(1) << 32), std::memory_order_relaxed));
+      return int64_t(now >> 32) - 1;
+    }
+  };
+
+  // The loops that are running; all but the lanes' turns written before the count says that they are there.
+  struct Loop {
+    int64_t n = 0, grain = 1, lanes = 1;
     Task task = nullptr;
     void* arg = nullptr;
+    std::vector<Lane> lane;
+
+    void share(int64_t threads) {
+      const int64_t pieces = (n + grain - 1) / grain;
+      lanes = std::min(pieces, threads);
+      if (int64_t(lane.size()) < lanes) lane = std::vector<Lane>(size_t(lanes));
+      for (int64_t i = 0; i < lanes; ++i) {
+        lane[i].left.store(uint64_t((pieces - i + lanes - 1) / lanes) << 32, std::memory_order_relaxed);
+      }
+    }
   };
   static constexpr int kLoops = 8;
   Loop loops_[kLoops];
