@@ -4,7 +4,7 @@
  * Rows       Any; meant for more than 16. Rows that do not fit fixed point take the float32 kernel, one by one, or all
  *            of them if they are many.
  * Exactness  rounding, see accel/tiles.h; codes are -1, 0 and 1.
- * Method     Bytes v are split as in vnni_body.h, v - 9 c in one half of a register and c in the other. Each place of a
+ * Method     Bytes v are split, v - 9 c in one half of a register and c in the other. Each place of a
  *            row picks one of these numbers, adds the place where its digit's table begins, and looks the code up. In
  *            groups of 128 one row has digits 2, 3 and half of digits 0, the other digits 4, 1 and the rest, since a
  *            table has 64 entries and those for c have 27 and those for v - 9 c nine. Digits 0 and 1 of v - 9 c are

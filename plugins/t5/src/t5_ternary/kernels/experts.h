@@ -94,12 +94,9 @@ struct Experts {
 
   int64_t rows_of(int64_t e) const { return (first[e + 1] - first[e]) * m; }
 
-  /* Bytes that a body of few rows may ask for: lines or floats of x, planes, a row; and what the rows left
-   * over share. */
-  int64_t body_bytes(int64_t rows) const {
-    const int64_t lines = (p.k / 256 + 1) * 1024, floats = p.k * 5;
-    return rows * (lines > floats ? lines : floats) + 15 * (p.k / 64 * kChunkBytes + 128) + p.k * 13 + 512;
-  }
+  /* Bytes that a body of few rows may ask for, at most: x as floats in the order of the digits, or as planes; a row; and
+   * what the rows left over share. */
+  int64_t body_bytes(int64_t rows) const { return rows * p.k * 5 + p.k * 13 + 512; }
   int64_t task_bytes(int64_t rows) const {
     const int64_t x_bytes = rows * p.k * (int64_t)accel_itemsize(x->dtype), y_bytes = rows * columns * 4;
     return body_bytes(rows) + x_bytes + y_bytes + 256;
@@ -245,7 +242,7 @@ inline void run_experts(Experts& job, const accel_array* indices) {
     /* A piece prepares x anew, which costs as much as some dozen columns. */
     const int64_t wanted = ceil_div(4 * job.call->threads, job.n_small), able = ceil_div(job.p.n, 128);
     job.parts = job.call->threads < 2 ? 1 : least(wanted, able);
-    job.columns = ceil_div(ceil_div(job.p.n, job.parts), 8) * 8;
+    job.columns = ceil_div(ceil_div(job.p.n, job.parts), 16) * 16;
     if (!job.slots.make(job.call, job.task_bytes(most) / 4 + 16)) return;
     accel_parallel_for(job.call, job.n_small * job.parts, 1, Experts::piece, &job);
   }
