@@ -84,6 +84,8 @@ METAL_FUNC void affine_qmm(XP x, WP w, SP scales, SP biases, BP bias, device O* 
   constexpr int X_TASKS = (ROWS * WORDS + LANES - 1) / LANES, W_TASKS = COLUMNS * WORDS / LANES;
   // Groups in a step, or parts of one.
   constexpr int PARTS = GS < DEEP ? DEEP / GS : 1, PART = DEEP / PARTS;
+  // Steps of a group: what is left meets the sum of x over all of them, in the last one.
+  constexpr int TURNS = GS > DEEP ? GS / DEEP : 1;
   constexpr int FACTORS = (COLUMNS * PARTS + LANES - 1) / LANES;
   // Whether something is left beside weights that are FOLDED, or weights are not. For one bit sums are twice what they
   // should be.
@@ -93,12 +95,17 @@ METAL_FUNC void affine_qmm(XP x, WP w, SP scales, SP biases, BP bias, device O* 
   const int thread_index = simd_group * 32 + lane, r = lane / 4, q = lane % 4;
   const int groups = k_end / GS, steps = (k_end + DEEP - 1) / DEEP;
   const int row0 = simd_group % WARPS_M * 64, column0 = simd_group / WARPS_M * 32;
-  float sums[4][4][4];
+  float sums[4][4][4], before[X_TASKS];
   mma_clear(sums);
+#pragma unroll
+  for (int i = 0; i < X_TASKS; i++) {
+    before[i] = 0.0f;
+  }
   Ahead<HALF, X_TASKS, W_TASKS, FACTORS> ahead;
 #pragma unroll 1
   for (int step = -1; step < steps; step++) {
     const int next = (step + 1) * DEEP, here = step % 2, there = (step + 1) % 2;
+    const bool ends = TURNS == 1 || step % TURNS == TURNS - 1, ends_next = TURNS == 1 || (step + 1) % TURNS == TURNS - 1;
     if (step + 1 < steps) {
 #pragma unroll
       for (int i = 0; i < X_TASKS; i++) {
@@ -126,7 +133,7 @@ METAL_FUNC void affine_qmm(XP x, WP w, SP scales, SP biases, BP bias, device O* 
       for (int i = 0; i < FACTORS; i++) {
         const int task = i * LANES + thread_index, column = min(n_begin + task / PARTS, n_end - 1);
         const int group = min((next + task % PARTS * PART) / GS, groups - 1);
-        if (LEFT && task < COLUMNS * PARTS) {
+        if (LEFT && (ends_next || !FOLDED) && task < COLUMNS * PARTS) {
           ahead.scale[i] = float(scales[long(column) * groups + group]);
           if (SYMMETRIC > 0) {
             ahead.offset[i] = ahead.scale[i] * (-0.5f * float(SYMMETRIC));
@@ -149,7 +156,7 @@ METAL_FUNC void affine_qmm(XP x, WP w, SP scales, SP biases, BP bias, device O* 
         for (int s = 0; s < PART / 32; s++) {
           mma_tile<T>(FOLDED ? sums : d, xt, wt, row0, column0, part * (PART / 8) + s * 4, s == 0 && !FOLDED, lane);
         }
-        if (LEFT) {
+        if (LEFT && (ends || !FOLDED)) {
           threadgroup const float* total = totals + here * (ROWS * PARTS);
           threadgroup const float2* factor = factors + here * (COLUMNS * PARTS);
 #pragma unroll
@@ -160,10 +167,12 @@ METAL_FUNC void affine_qmm(XP x, WP w, SP scales, SP biases, BP bias, device O* 
             for (int i = 0; i < 4; i++) {
 #pragma unroll
               for (int h = 0; h < 2; h++) {
-                const float t = total[(row0 + i * 16 + h * 8 + r) * PARTS + part];
+                const float t = ends ? total[(row0 + i * 16 + h * 8 + r) * PARTS + part] : 0.0f;
                 thread float* to = sums[i][j] + h * 2;
-                to[0] = fma(f0.y, t, to[0]);
-                to[1] = fma(f1.y, t, to[1]);
+                if (ends) {
+                  to[0] = fma(f0.y, t, to[0]);
+                  to[1] = fma(f1.y, t, to[1]);
+                }
                 if (!FOLDED) {
                   to[0] = fma(f0.x, d[i][j][h * 2], to[0]);
                   to[1] = fma(f1.x, d[i][j][h * 2 + 1], to[1]);
@@ -199,7 +208,11 @@ METAL_FUNC void affine_qmm(XP x, WP w, SP scales, SP biases, BP bias, device O* 
             xs[there * (ROWS * 8) + slot(row, word * VECTORS_OF_WORD + v)] = to;
           }
         }
-        if (LEFT) {
+        if (LEFT && TURNS > 1) {
+          total += before[i];
+          before[i] = ends_next ? 0.0f : total;
+        }
+        if (LEFT && ends_next) {
           // Lanes that have the rest of the part.
 #pragma unroll
           for (int s = 1; s < PART / SPAN; s *= 2) {
@@ -226,7 +239,7 @@ METAL_FUNC void affine_qmm(XP x, WP w, SP scales, SP biases, BP bias, device O* 
 #pragma unroll
       for (int i = 0; i < FACTORS; i++) {
         const int task = i * LANES + thread_index;
-        if (LEFT && task < COLUMNS * PARTS) {
+        if (LEFT && (ends_next || !FOLDED) && task < COLUMNS * PARTS) {
           float2 f;
           f.x = ahead.scale[i];
           f.y = ahead.offset[i];
