@@ -60,7 +60,8 @@ def test_order(group, isa):
     """Every number of rows; ragged n; one to nine groups, so that strips and sets of four end anywhere, and more
     groups than are prepared at a time."""
     for rows in range(1, 17):
-        for n, groups in ((1 + 3 * rows, 1 + rows % 9), (17, 4), *(((35, 66), (16, 257)) if rows in (1, 6, 16) else ())):
+        deep = ((35, 66), (16, 257)) if rows in (1, 6, 16) else ()
+        for n, groups in ((1 + 3 * rows, 1 + rows % 9), (17, 4), *deep):
             dtypes = ("float32", ("float16", "bfloat16", "float32")[rows % 3])
             case = Case.random(rows, group, rows, n, group * groups, dtypes, bias=n % 2 == 0)
             same(case.run(isa=isa, threads=1 + rows % 3).raw, model(case))

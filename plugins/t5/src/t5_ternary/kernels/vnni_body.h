@@ -21,10 +21,9 @@ struct Vnni {
   using M = StripMap<SIZE>;
   static constexpr int kRows = SIZE / 4; /* of codes of a group */
 
-  /* Four numbers of a plane, for row j of a group's codes. Stretches are `stretch` bytes apart. */
-  static inline __attribute__((always_inline)) __m512i four(const int8_t* x, int64_t stretch, int j, int plane) {
+  static inline __attribute__((always_inline)) __m512i four(const int8_t* x) {
     int32_t v;
-    memcpy(&v, x + j / 16 * stretch + plane * 64 + j % 16 * 4, 4);
+    memcpy(&v, x, 4);
     return _mm512_set1_epi32(v);
   }
 
@@ -51,18 +50,24 @@ struct Vnni {
 #pragma GCC unroll 4
         for (int q = 0; q < M::kGroups; ++q, x += SIZE * 3) {
           if (g0 + q >= n_groups) break;
-          __m512i sum[3] = {_mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_set1_epi32(job.x->starts[g0 + q])};
+          __m512i sum[2][3]; /* by turns: chains of dot products are slow */
+          sum[0][0] = sum[0][1] = sum[1][0] = sum[1][1] = sum[1][2] = _mm512_setzero_si512();
+          sum[0][2] = _mm512_set1_epi32(job.x->starts[g0 + q]);
           auto add = [&](int, int j, __m512i codes) __attribute__((always_inline)) {
 #pragma GCC unroll 3
-            for (int i = 0; i < 3; ++i) sum[i] = _mm512_dpbusd_epi32(sum[i], codes, four(x, kStretchBytes, j, i));
+            for (int i = 0; i < 3; ++i) {
+              __m512i& to = sum[j % 2][i];
+              to = _mm512_dpbusd_epi32(to, codes, four(x + j / 16 * kStretchBytes + i * 64 + j % 16 * 4));
+            }
           };
 #pragma GCC unroll 6
           for (int f = 0; f < M::kWords; ++f) strip.template whole<0>(q, f, add);
 #pragma GCC unroll 2
           for (int j = 0; j < SIZE / 64; ++j) add(q, 5 * M::kWords + j, rest[q][j]);
           const int at = (int)(g0 + q) % 4;
-          _mm512_store_ps(acc[at], collected(sum[0], sum[1], sum[2], _mm512_load_ps(scale[(g0 + q) % kLaneGroups]),
-                                             _mm512_load_ps(acc[at])));
+          _mm512_store_ps(acc[at], collected(_mm512_add_epi32(sum[0][0], sum[1][0]), _mm512_add_epi32(sum[0][1], sum[1][1]),
+                                             _mm512_add_epi32(sum[0][2], sum[1][2]),
+                                             _mm512_load_ps(scale[(g0 + q) % kLaneGroups]), _mm512_load_ps(acc[at])));
         }
       }
       finish(job, unit * kOutputs, acc);
@@ -79,14 +84,16 @@ struct Vnni {
       sum[m][0] = sum[m][1] = _mm512_setzero_si512();
       sum[m][2] = _mm512_set1_epi32(starts[m]);
     }
+    for (int s = 0; s < SIZE / 64; ++s, x += stretch, codes += 1024) {
 #pragma GCC unroll 4
-    for (int j = 0; j < kRows; ++j) {
-      const __m512i row = _mm512_load_si512(codes + j * 64);
+      for (int j = 0; j < 16; ++j) {
+        const __m512i row = _mm512_load_si512(codes + j * 64);
 #pragma GCC unroll 4
-      for (int m = 0; m < MT; ++m) {
+        for (int m = 0; m < MT; ++m) {
 #pragma GCC unroll 3
-        for (int i = 0; i < 3; ++i) {
-          sum[m][i] = _mm512_dpbusd_epi32(sum[m][i], row, four(x + m * kStretchBytes, stretch, j, i));
+          for (int i = 0; i < 3; ++i) {
+            sum[m][i] = _mm512_dpbusd_epi32(sum[m][i], row, four(x + m * kStretchBytes + i * 64 + j * 4));
+          }
         }
       }
     }
