@@ -49,6 +49,12 @@ nb::object take(nb::handle caches, nb::handle cls, int batch, int heads, int wid
   if (!arrays.is_valid()) throw nb::python_error();
   std::vector<const void*> seen;
   long offset = -1;
+  // A token's weights have driven them out of the caches; what an object refers to lies before it.
+  for (Py_ssize_t i = 0; i < n; ++i) {
+    const char* object = reinterpret_cast<const char*>(PyList_GET_ITEM(caches.ptr(), i));
+    __builtin_prefetch(object);
+    __builtin_prefetch(object - 32);
+  }
   for (Py_ssize_t i = 0; i < n; ++i) {
     nb::object cache = nb::borrow(PyList_GET_ITEM(caches.ptr(), i));
     if (reinterpret_cast<PyObject*>(Py_TYPE(cache.ptr())) != cls.ptr()) return nb::none();

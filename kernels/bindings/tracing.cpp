@@ -6,6 +6,7 @@
  *     is to be retained for export);
  *   - broadcast_arrays() makes nodes with all arrays as inputs while a shapeless trace is recorded, and nodes
  *     with one input otherwise. */
+#include <algorithm>
 #include <cstdint>
 
 #include "call.h"
@@ -74,8 +75,10 @@ struct Snapshot {
  *
  * It must not own the tree's root, which may own it: the collector does not look into native objects.
  *
- * It is asked once per token, when a token's weights have just driven everything else out of the caches. So what a check
- * needs is fetched some checks ahead, by steps from pointer to pointer. */
+ * It is asked once per token, when a token's weights have just driven everything else out of the caches. So it looks at
+ * little: a dict of Python up to 3.11 has a number that no other state of any dict has had. While that of all dicts is
+ * what it was when everything was looked at, only arrays need a look, which change in place. And what a check needs is
+ * fetched some checks ahead, by steps from pointer to pointer. */
 struct Guard {
   struct Check {
     PyObject *dict, *key, *value; // dict null: the root
@@ -117,7 +120,57 @@ struct Guard {
     }
   }
 
-  bool holds(nb::dict root) const {
+  bool holds(nb::dict root) { return (unchanged(root) || (links_hold(root) && remember(root))) && lists_hold(root); }
+
+ private:
+#if PY_VERSION_HEX < 0x030C0000
+  /* The dicts, the root first, and the arrays, as they were when everything was looked at; empty before that. */
+  std::vector<std::pair<const PyDictObject*, std::uint64_t>> dicts_;
+  std::vector<std::pair<const mx::array*, std::uintptr_t>> arrays_;
+  static constexpr size_t kAhead = 16;
+
+  bool unchanged(nb::dict root) const {
+    const size_t n = dicts_.size();
+    if (!n || reinterpret_cast<PyObject*>(const_cast<PyDictObject*>(dicts_[0].first)) != root.ptr()) return false;
+    for (size_t i = 0; i < n; ++i) {
+      if (i + kAhead < n) __builtin_prefetch(&dicts_[i + kAhead].first->ma_version_tag);
+      if (dicts_[i].first->ma_version_tag != dicts_[i].second) return false;
+    }
+    // What the dicts hold is what it was, and so alive.
+    const size_t m = arrays_.size();
+    for (size_t i = 0; i < m; ++i) {
+      if (i + kAhead < m) __builtin_prefetch(arrays_[i + kAhead].first);
+      if (arrays_[i].first->id() != arrays_[i].second) return false;
+    }
+    return true;
+  }
+
+  bool remember(nb::dict root) {
+    dicts_.clear();
+    arrays_.clear();
+    std::vector<PyObject*> all;
+    for (const Check& check : checks) {
+      if (check.dict) all.push_back(check.dict);
+      if (!check.array) continue;
+      PyObject* now = PyDict_GetItemWithError(check.dict ? check.dict : root.ptr(), check.key);
+      arrays_.emplace_back(nb::inst_ptr<mx::array>(now), check.array);
+    }
+    for (const auto& [dict, size] : sizes) all.push_back(dict);
+    std::sort(all.begin(), all.end());
+    all.erase(std::unique(all.begin(), all.end()), all.end());
+    all.insert(all.begin(), root.ptr());
+    for (PyObject* dict : all) {
+      const auto* d = reinterpret_cast<const PyDictObject*>(dict);
+      dicts_.emplace_back(d, d->ma_version_tag);
+    }
+    return true;
+  }
+#else
+  bool unchanged(nb::dict) const { return false; }
+  bool remember(nb::dict) { return true; }
+#endif
+
+  bool links_hold(nb::dict root) const {
     constexpr size_t kFar = 24, kNear = 12;
     const size_t n = checks.size();
     for (size_t i = 0; i < n; ++i) {
@@ -134,6 +187,10 @@ struct Guard {
     for (const auto& [dict, size] : sizes) {
       if (PyDict_GET_SIZE(dict) != size) return false;
     }
+    return true;
+  }
+
+  bool lists_hold(nb::dict root) const {
     for (const auto& [key, objects] : lists) {
       PyObject* list = PyDict_GetItemWithError(root.ptr(), key.ptr());
       if (!list || !PyList_Check(list) || PyList_GET_SIZE(list) != Py_ssize_t(objects.size())) return false;
@@ -144,7 +201,6 @@ struct Guard {
     return true;
   }
 
- private:
   static void fetch_object(const Check& check) {
     if (check.dict) __builtin_prefetch(check.dict);
     if (check.array) __builtin_prefetch(check.value);
