@@ -32,6 +32,7 @@ def isas() -> dict[str, int]:
 
     here = native.status().isa_names
     known = {"portable": 0, "avx2": h.AVX2, "avx512": h.AVX2 | h.AVX512, "neon": h.NEON}
+    known["amx_bf16"] = h.AVX2 | h.AVX512 | h.AMX_BF16
     return {name: mask for name, mask in known.items() if name == "portable" or name in here}
 
 

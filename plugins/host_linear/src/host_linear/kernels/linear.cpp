@@ -22,7 +22,10 @@ bool is_float(int32_t dtype) {
   return dtype == ACCEL_FLOAT32 || dtype == ACCEL_FLOAT16 || dtype == ACCEL_BFLOAT16;
 }
 
-const Bodies& bodies_for(const accel_call* call) {
+const Bodies& bodies_for(const accel_call* call, Format format) {
+#if defined(ACCEL_BUILD_AMX)
+  if (accel_has(call, ACCEL_ISA_AVX512 | ACCEL_ISA_AMX_BF16) && format == kBfloat16) return kAmxBodies;
+#endif
 #if defined(ACCEL_BUILD_AVX512)
   if (accel_has(call, ACCEL_ISA_AVX512)) return kAvx512Bodies;
 #endif
@@ -33,6 +36,7 @@ const Bodies& bodies_for(const accel_call* call) {
   if (accel_has(call, ACCEL_ISA_NEON)) return kNeonBodies;
 #endif
   (void)call;
+  (void)format;
   return kPortableBodies;
 }
 
@@ -128,6 +132,6 @@ ACCEL_KERNEL void host_linear_matmul(const accel_call* call) {
     p.scales = linear::gather_rows(call, call->inputs[2], &p.s_stride);
     if (!p.scales) return;
   }
-  const linear::Bodies& bodies = linear::bodies_for(call);
+  const linear::Bodies& bodies = linear::bodies_for(call, p.format);
   (p.rows <= bodies.small_rows ? bodies.small : bodies.large)(p);
 }

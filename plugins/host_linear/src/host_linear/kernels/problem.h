@@ -48,6 +48,9 @@ extern const Bodies kAvx2Bodies;
 #if defined(ACCEL_BUILD_AVX512)
 extern const Bodies kAvx512Bodies;
 #endif
+#if defined(ACCEL_BUILD_AMX)
+extern const Bodies kAmxBodies; /* bfloat16 weights only */
+#endif
 #if defined(__aarch64__)
 extern const Bodies kNeonBodies;
 #endif
