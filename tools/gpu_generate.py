@@ -5,8 +5,8 @@
 Needs mlx with CUDA (or Metal) and mlx-lm in this Python, pip, scikit-build-core, cmake and ninja. Nothing is
 downloaded.
 
-1. Installs mlx-accel without its native module, and the plugin bonsai_qmv without CPU kernels, into a directory of its
-   own, and puts that on the path of everything below as an installation would be.
+1. Installs mlx-accel, without its native module if ``--native`` names none, and the plugin bonsai_qmv without CPU
+   kernels, into a directory of its own, and puts that on the path of everything below as an installation would be.
 2. Makes random models of Qwen3-0.6B's shape in 2 and 1 bits (groups of 128). The embedding of the 1-bit model is
    float16, since mlx cannot look up 1-bit rows on CUDA.
 3. Runs the command ``mlx_lm.generate``: accelerated, and accelerated with remembered races.
@@ -76,8 +76,8 @@ def command(run: Run, arguments: list[str], environment: dict[str, str]) -> tupl
         return 124, text.decode(errors="replace") if isinstance(text, bytes) else text, time.time() - begin
 
 
-def install(run: Run, site: Path, gpu: bool) -> dict[str, str]:
-    """Install into `site`; returns the environment in which it is installed."""
+def install(run: Run, site: Path, gpu: bool, native: Path | None) -> dict[str, str]:
+    """Install into `site`, with the native module `native`; returns the environment in which it is installed."""
     environment = dict(os.environ)
     paths = [str(site), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     environment.update(
@@ -101,6 +101,8 @@ def install(run: Run, site: Path, gpu: bool) -> dict[str, str]:
             run.say(text[-3000:])
             raise SystemExit(f"pip install {package} failed with {status}")
         run.say(f"installed {package} ({seconds:.0f} s)")
+    if native is not None:
+        shutil.copy(native, site / "backend_core" / "_native.so")
     # A directory on PYTHONPATH is not one whose .pth files Python reads; this makes it one.
     (site / "sitecustomize.py").write_text(f"import site\nsite.addsitedir({str(site)!r})\n")
     return environment
@@ -442,6 +444,7 @@ def main() -> int:
     parser.add_argument("--bits", default="2", help="of the models, in order")
     parser.add_argument("--tokens", type=int, default=64, help="to generate")
     parser.add_argument("--seconds", type=float, default=150, help="time limit")
+    parser.add_argument("--native", type=Path, metavar="FILE", help="the native module, built for this Python and mlx")
     parser.add_argument("--tiny", action="store_true", help="a model of two layers")
     parser.add_argument("--any-device", action="store_true", help="also without a GPU")
     parser.add_argument("--worker", nargs=2, metavar=("MODEL", "BITS"), help=argparse.SUPPRESS)
@@ -466,7 +469,7 @@ def main() -> int:
     dimensions = TINY if options.tiny else QWEN3
     with tempfile.TemporaryDirectory() as folder:
         site = Path(folder) / "site"
-        environment = install(run, site, gpu)
+        environment = install(run, site, gpu, options.native)
         for bits in map(int, options.bits.split(",")):
             model = Path(folder) / f"qwen3-{bits}bit"
             run.say(f"\n## {bits} bits\n")

@@ -3,7 +3,9 @@
 //
 // WARPS_M of SIMD_GROUPS SIMD groups share columns; each makes 64 rows of 32 columns. A threadgroup takes 64 values of
 // k at a time, which lie in threadgroup memory as 8 chunks of 16 bytes for each row and column. A chunk is what one
-// lane has of two matrix instructions, which sum in whatever order the operands have, if it is the same in both.
+// lane has of two matrix instructions, which sum in whatever order the operands have, if it is the same in both. Rows m
+// and m + 8 of 16 are a pair: their chunks lie mixed, so that what a lane loads is what an instruction takes, in four
+// registers one behind the other.
 
 constant constexpr int DEEP = 64;
 
@@ -15,6 +17,27 @@ METAL_FUNC int turned(int row) {
 // Where chunk `i` of a row is.
 METAL_FUNC int slot(int row, int i) {
   return row * 8 + (i ^ turned(row));
+}
+
+// The first row of a pair, of which there are half as many as rows.
+METAL_FUNC int row_of(int pair) {
+  return pair / 8 * 16 + pair % 8;
+}
+// Where words 0 and 1 of both rows' chunk `i` are, or words 2 and 3 if `half` is 1.
+METAL_FUNC int pair_slot(int pair, int half_of, int i) {
+  return pair * 16 + half_of * 8 + (i ^ turned(pair));
+}
+METAL_FUNC void store_pair(threadgroup uint4* xt, int pair, int i, thread const uint* first,
+                           thread const uint* second) {
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    uint4 v;
+    v.x = first[2 * h];
+    v.y = second[2 * h];
+    v.z = first[2 * h + 1];
+    v.w = second[2 * h + 1];
+    xt[pair_slot(pair, h, i)] = v;
+  }
 }
 
 METAL_FUNC void mma_clear(thread float (*sums)[4][4]) {
@@ -39,8 +62,8 @@ METAL_FUNC void mma_tile(thread float (*to)[4][4], threadgroup const uint4* xt, 
   uint4 a[4][2], b[4];
 #pragma unroll
   for (int i = 0; i < 4; i++) {
-    a[i][0] = xt[slot(row0 + i * 16 + r, at)];
-    a[i][1] = xt[slot(row0 + i * 16 + 8 + r, at)];
+    a[i][0] = xt[pair_slot(row0 / 2 + i * 8 + r, 0, at)];
+    a[i][1] = xt[pair_slot(row0 / 2 + i * 8 + r, 1, at)];
     b[i] = wt[slot(column0 + i * 8 + r, at)];
   }
 #pragma unroll
@@ -48,11 +71,11 @@ METAL_FUNC void mma_tile(thread float (*to)[4][4], threadgroup const uint4* xt, 
 #pragma unroll
     for (int j = 0; j < 4; j++) {
       if (first) {
-        mma_16x8x16_first<T>(to[i][j], a[i][0].x, a[i][1].x, a[i][0].y, a[i][1].y, b[j].x, b[j].y, lane);
+        mma_16x8x16_first<T>(to[i][j], a[i][0].x, a[i][0].y, a[i][0].z, a[i][0].w, b[j].x, b[j].y, lane);
       } else {
-        mma_16x8x16<T>(to[i][j], a[i][0].x, a[i][1].x, a[i][0].y, a[i][1].y, b[j].x, b[j].y, lane);
+        mma_16x8x16<T>(to[i][j], a[i][0].x, a[i][0].y, a[i][0].z, a[i][0].w, b[j].x, b[j].y, lane);
       }
-      mma_16x8x16<T>(to[i][j], a[i][0].z, a[i][1].z, a[i][0].w, a[i][1].w, b[j].z, b[j].w, lane);
+      mma_16x8x16<T>(to[i][j], a[i][1].x, a[i][1].y, a[i][1].z, a[i][1].w, b[j].z, b[j].w, lane);
     }
   }
 }

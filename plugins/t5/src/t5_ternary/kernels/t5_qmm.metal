@@ -101,7 +101,7 @@ METAL_FUNC uint weights_of_rest(uint bytes, int part, bool upper, uint scale) {
 // What is on its way from device memory for the next step.
 template <int X_TASKS, int W_TASKS>
 struct Ahead {
-  uint x[X_TASKS][4];
+  uint x[X_TASKS][2][4];
   uint w[W_TASKS][2], rest[W_TASKS], scale[W_TASKS];
 };
 
@@ -111,7 +111,7 @@ METAL_FUNC void t5_qmm(XP x, WP w, SP scales, BP bias, device O* y, threadgroup 
                        int m_end, int n_end, int k_end, int m_begin, int n_begin, ushort simd_group, ushort lane) {
   constexpr int LANES = 32 * SIMD_GROUPS, ROWS = 64 * WARPS_M, COLUMNS = 32 * (SIMD_GROUPS / WARPS_M);
   constexpr int PARTS = GS / DEEP, BYTES = 12 * PARTS + PARTS;
-  constexpr int X_TASKS = (ROWS * 8 + LANES - 1) / LANES, W_TASKS = COLUMNS * 2 / LANES;
+  constexpr int X_TASKS = (ROWS * 4 + LANES - 1) / LANES, W_TASKS = COLUMNS * 2 / LANES;
   const int thread_index = simd_group * 32 + lane, groups = k_end / GS, steps = k_end / DEEP;
   const int row0 = simd_group % WARPS_M * 64, column0 = simd_group / WARPS_M * 32;
   threadgroup uint* const words = (threadgroup uint*)ws;
@@ -125,13 +125,17 @@ METAL_FUNC void t5_qmm(XP x, WP w, SP scales, BP bias, device O* y, threadgroup 
       // Beyond the ends it is the last row or column again, which is computed and not stored.
 #pragma unroll
       for (int i = 0; i < X_TASKS; i++) {
-        const int task = i * LANES + thread_index, chunk = task % 8, row = min(m_begin + task / 8, m_end - 1);
-        const XP from = x + (long(row) * k_end + group * GS);
-        if (GS == DEEP) {
-          load_words<4, VECTORS>(ahead.x[i], from + chunk * 8);
-        } else {
-          load_words<2, VECTORS>(ahead.x[i], from + (part * 60 + chunk * 8));
-          load_words<2, VECTORS>(ahead.x[i] + 2, from + (chunk < 7 ? part * 60 + chunk * 8 + 4 : 120 + part * 4));
+        const int task = i * LANES + thread_index, chunk = task % 8, first = m_begin + row_of(task / 8);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+          const XP from = x + (long(min(first + 8 * h, m_end - 1)) * k_end + group * GS);
+          thread uint* to = ahead.x[i][h];
+          if (GS == DEEP) {
+            load_words<4, VECTORS>(to, from + chunk * 8);
+          } else {
+            load_words<2, VECTORS>(to, from + (part * 60 + chunk * 8));
+            load_words<2, VECTORS>(to + 2, from + (chunk < 7 ? part * 60 + chunk * 8 + 4 : 120 + part * 4));
+          }
         }
       }
 #pragma unroll
@@ -162,13 +166,8 @@ METAL_FUNC void t5_qmm(XP x, WP w, SP scales, BP bias, device O* y, threadgroup 
 #pragma unroll
       for (int i = 0; i < X_TASKS; i++) {
         const int task = i * LANES + thread_index;
-        uint4 to;
-        to.x = ahead.x[i][0];
-        to.y = ahead.x[i][1];
-        to.z = ahead.x[i][2];
-        to.w = ahead.x[i][3];
-        if (task < ROWS * 8) {
-          xs[there * (ROWS * 8) + slot(task / 8, task % 8)] = to;
+        if (task < ROWS * 4) {
+          store_pair(xs + there * (ROWS * 8), task / 8, task % 8, ahead.x[i][0], ahead.x[i][1]);
         }
       }
 #pragma unroll
