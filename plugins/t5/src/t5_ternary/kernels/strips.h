@@ -51,7 +51,7 @@ struct StripMap {
       for (int i = 0; i < SIZE / 16; ++i) {
         /* Of 64: digits 0 to 3 of a byte. Of 128: digits 0 to 2 of two bytes by turns, and two more of the first. */
         const int byte = SIZE == 64 ? 12 : i < 6 ? 24 + i % 2 : 24, digit = SIZE == 64 ? i : i < 6 ? i / 2 : i - 3;
-        if (i < SIZE - 20 * kWords) last[i] = (uint8_t)(5 * byte + digit);
+        last[i] = (uint8_t)(5 * byte + digit);
       }
     }
   }
