@@ -108,7 +108,7 @@ def test_rows_that_do_not_fit(dtype):
 
 
 def test_infinite_weights_and_sums():
-    """Infinity times a number whose later pieces are zero is infinity; a sum that is too large only on the way is not."""
+    """Infinity times a number whose later pieces are zero is infinity; a sum too large only on the way is not."""
     w = np.zeros((20, 64))
     w[0, 3], w[1, 4], w[2, 5] = np.inf, -np.inf, np.nan
     w[3, 0], w[3, 32] = 1.5 * 2.0**127, -(2.0**127)

@@ -16,7 +16,7 @@ namespace {
 
 struct Avx512 {
   using V = __m512;
-  static constexpr int kMaxTile = 12;
+  static constexpr int kMaxTile = 14;
   static constexpr int tile_rows(int mt) { return mt == 1 ? 8 : mt <= 6 ? 4 : mt <= 9 ? 3 : 2; }
 
   static V zero() { return _mm512_setzero_ps(); }

@@ -133,6 +133,8 @@ void tile(const Strip& p, const float* x, int64_t nr, bool fresh, int64_t depth,
 
 template <class I, Format F>
 struct SmallJob {
+  /* Looking codes up takes registers too. */
+  static constexpr int kMaxTile = chunk_scales(F) && I::kMaxTile > 12 ? 12 : I::kMaxTile;
   using Tile = void (*)(const Strip&, const float*, int64_t, bool, int64_t, float*, float (*)[16]);
   const Problem* p;
   float* x;       /* [block of depth weights][tile][chunk][row of the tile][weight], as floats */
@@ -174,7 +176,7 @@ struct SmallJob {
       static_assert(8 % r == 0 || r == 3);
       pass_rows = r == 3 ? 24 : kPassRows; /* a multiple of both 8 and r */
       lead = linear::tile<I, F, MT, r, true, false>;
-      if constexpr (2 * MT > I::kMaxTile) { /* else one tile is enough */
+      if constexpr (2 * MT > kMaxTile) { /* else one tile is enough */
         if (tiles > 1) lead = linear::tile<I, F, MT, r, true, F != kFloat32>;
         next[0] = linear::tile<I, kFloat32, MT, r, false, false>;
         if constexpr (MT > 1) next[1] = linear::tile<I, kFloat32, MT - 1, r, false, false>;
@@ -265,10 +267,10 @@ void small_rows_of(const Problem& p) {
   }
   for (job.first = 0; job.first < p.rows; job.first += job.rows) {
     job.rows = min64(p.rows - job.first, kMostRows);
-    job.tiles = (int)ceil_div(job.rows, I::kMaxTile);
+    job.tiles = (int)ceil_div(job.rows, job.kMaxTile);
     job.mt = (int)ceil_div(job.rows, job.tiles);
     job.longer = (int)(job.rows - (int64_t)job.tiles * (job.mt - 1));
-    job.template choose_tile<I::kMaxTile>();
+    job.template choose_tile<SmallJob<I, F>::kMaxTile>();
     job.unit = job.rows == 1 ? 8 : job.pass_rows;
     int64_t deepest = job.rows == 1 ? kMostDepth : (job.rows < 7 ? kBlockFloats : kLargeBlockFloats) / job.rows;
     if (job.tiles > 1) deepest = min64(deepest, kKept / job.step);
