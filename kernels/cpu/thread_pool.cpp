@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <exception>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -159,9 +160,12 @@ class Pool {
     while (int(workers_.size()) < threads() - 1) {
       try {
         const int index = int(workers_.size()) + 1;
+        for (Loop& loop : loops_) {
+          if (int(loop.lane.size()) <= index) loop.lane = std::vector<Lane>(size_t(threads()));
+        }
         workers_.emplace_back([this, index] { worker(index); });
-      } catch (const std::system_error&) {
-        // The system gives no more threads: be content with those there are.
+      } catch (const std::exception&) {
+        // The system gives no more threads or memory: be content with what there is.
         size_.store(int(workers_.size()) + 1);
         return;
       }
@@ -290,12 +294,11 @@ class Pool {
     int64_t n = 0, grain = 1, lanes = 1;
     Task task = nullptr;
     void* arg = nullptr;
-    std::vector<Lane> lane;
+    std::vector<Lane> lane{1};
 
     void share(int64_t threads) {
       const int64_t pieces = (n + grain - 1) / grain;
-      lanes = std::min(pieces, threads);
-      if (int64_t(lane.size()) < lanes) lane = std::vector<Lane>(size_t(lanes));
+      lanes = std::min({pieces, threads, int64_t(lane.size())});
       for (int64_t i = 0; i < lanes; ++i) {
         lane[i].left.store(uint64_t((pieces - i + lanes - 1) / lanes) << 32, std::memory_order_relaxed);
       }

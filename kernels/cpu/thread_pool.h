@@ -5,6 +5,10 @@
  * workers: a nested loop, or a loop started while another thread's loop is running, runs on its caller alone,
  * in the same pieces. So no call ever waits for another one, and results depend on the pieces only.
  *
+ * Of T threads, number t (the caller is number 0) takes pieces t, t + T, ... in this order, and then the last ones of
+ * threads that are not through. A kernel that wants a thread to read on where it was, in loop after loop, numbers its
+ * pieces so.
+ *
  * Workers start with the first loop. Between loops they spin for some microseconds and then sleep. A forked
  * child gets a new pool. The pool is never destroyed: threads end with the process. */
 #pragma once
