@@ -161,6 +161,23 @@ def test_few_rows_are_what_each_is_alone(bits, group, fixed):
             assert np.array_equal(together.view(np.uint32), alone[:rows].view(np.uint32)), (groups, rows)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("transposed", [False, True], ids=["rows", "columns"])
+def test_scales_of_every_kind_are_brought_into_lanes(dtype, transposed, fixed):
+    """Sixteen groups of sixteen outputs, which have a way of their own for half types, and what is left of both."""
+    for bits, group, groups, n in ((4, 64, 35, 40), (8, 32, 16, 16), (2, 128, 18, 33), (1, 32, 48, 17)):
+        case = Case.random(groups, bits, group, 3, n, groups * group, ("float32", dtype, dtype))
+        if transposed:
+            case.scales, case.biases = (
+                h.Typed(np.asfortranarray(a.raw), a.dtype) for a in (case.scales, case.biases)
+            )
+        together = case.run(isa=fixed, threads=2)
+        case.check(together)
+        for m in range(3):
+            alone = case.run(isa=VNNI, x=case.x.view(lambda a, m=m: a[m : m + 1])).raw
+            assert np.array_equal(alone[0].view(np.uint32), together.raw[m].view(np.uint32)), (bits, m)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(ref.BITS), st.sampled_from([32, 64, 128]), st.integers(1, 9), st.integers(1, 40),

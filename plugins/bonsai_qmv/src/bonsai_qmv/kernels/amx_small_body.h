@@ -3,8 +3,8 @@
  * Layout     W as in qmv_body.h; a line is 64 bytes of a row of W, 512 / bits codes.
  * Rows       2..16, any n, any k that is a multiple of the group.
  * Exactness  rounding. x enters as fixed point of 24 bits per row, three planes of signed digits (planes.h). What a
- *            group gives is the exact integer of vnni_body.h, rounded once to float32, and goes into float32 sums in the same
- *            order: the bits are the same, and one row of x takes vnni_body.h, which is faster there.
+ *            group gives is the exact integer of vnni_body.h, rounded once to float32, and goes into float32 sums in
+ *            the same order: the bits are the same, and one row of x takes vnni_body.h, which is faster there.
  * Rows       Independent of each other, whatever other rows, outputs or threads there are.
  * Method     A tile product takes as many cycles as its left tile has rows. Those are the digits of x, three rows for
  *            each row of x: five rows of x fill a tile. The right tile are 64 codes of sixteen rows of W: a block of
@@ -12,7 +12,8 @@
  *            tile, four codes of each row of W. Codes are unpacked once for all rows of x. The sums of a group are
  *            collected with sixteen outputs in the lanes: three vectors for a row of x and a group. Codes of the next
  *            lines are unpacked between the groups of this one, into a buffer of their own, across the ends of rows,
- *            and sums leave a tile when the products of the next group are under way.
+ *            and sums leave a tile when the products of the next group are under way. Codes of 4 and 8 bits lose
+ *            their center as they are unpacked and become signed bytes, so that sums need not be corrected.
  * Symmetric  If bias = -ratio * scale holds exactly for the whole layer, biases are not read.
  * Source     Written for this library; tile instructions as in Intel's architecture manuals.
  */
@@ -35,8 +36,8 @@ constexpr int kWaiting = 4;
 
 /* What the sums of a group of a row of x begin with, and what the offset of the group meets. */
 struct Start {
-  int32_t high, low; /* -center * the sum of v, in `high` as a whole or apart as the kernel's sums are */
-  float total;       /* sum of v */
+  int32_t first; /* -center * the sum of v, unless codes are without their center */
+  float total;   /* sum of v */
 };
 
 struct AmxSmallJob {
@@ -61,6 +62,7 @@ struct AmxSmall {
   /* A group's sum of 33 or 34 bits is made of two parts: hi * 256 + mid, and lo; or, where the first of these would be
    * rounded, hi, and mid * 256 + lo. */
   static constexpr bool kWider = BITS == 8 || (BITS == 4 && GROUP > 64);
+  static constexpr bool kSigned = BITS == 4 || BITS == 8; /* codes lose their center as they are unpacked */
   static constexpr bool kWide = kWider || (BITS == 4 && GROUP > 32);
 
   /* Position q of a tile row of x meets code order(q) of a stretch. */
@@ -80,22 +82,19 @@ struct AmxSmall {
   static void digits(const float* x, int64_t k, float unit, int8_t* out, Start* starts, int64_t rows) {
     const __m512 inverse = _mm512_set1_ps(1.0f / unit);
     const __m512i where = order();
-    __m512i sum = _mm512_setzero_si512(), low = sum;
+    __m512i sum = _mm512_setzero_si512();
     for (int64_t k0 = 0; k0 < k; k0 += 64, out += rows * 192) {
       alignas(64) int8_t digit[3][64];
       for (int j = 0; j < 64; j += 16) {
         const __m512i v = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + k0 + j), inverse));
         split_digits(v, digit[0] + j, digit[1] + j, digit[2] + j);
         sum = _mm512_add_epi32(sum, v);
-        constexpr int up = kWider ? 16 : 24;
-        if (kWide) low = _mm512_add_epi32(low, _mm512_srai_epi32(_mm512_slli_epi32(v, up), up));
         if ((k0 + j + 16) % GROUP == 0 && k0 + j < k) {
           Start& s = starts[(k0 + j) / GROUP * rows];
-          const int32_t all = _mm512_reduce_add_epi32(sum), lo = _mm512_reduce_add_epi32(low);
+          const int32_t all = _mm512_reduce_add_epi32(sum);
           s.total = (float)all;
-          s.high = (int32_t)((uint32_t)-kCenter<BITS> * (uint32_t)(kWide ? (all - lo) / (kWider ? 65536 : 256) : all));
-          s.low = -kCenter<BITS> * lo;
-          sum = low = _mm512_setzero_si512();
+          s.first = -kCenter<BITS> * (kSigned ? 0 : all);
+          sum = _mm512_setzero_si512();
         }
       }
       for (int q = 0; q < 3; ++q) {
@@ -114,8 +113,22 @@ struct AmxSmall {
   static inline __attribute__((always_inline)) void codes(__m512i word, uint8_t* out) {
 #pragma GCC unroll 8
     for (int i = 0; i < kSteps; ++i) {
-      _mm512_store_si512(out + i * 64, Vnni<BITS, GROUP * BITS / 32>::unpack(word, i));
+      _mm512_store_si512(out + i * 64, code(word, i));
     }
+  }
+
+  /* The codes of step i of a line, minus their center where a byte has a sign for it. */
+  static inline __attribute__((always_inline)) __m512i code(__m512i word, int i) {
+    if constexpr (!kSigned) return Vnni<BITS, GROUP * BITS / 32>::unpack(word, i);
+    if constexpr (BITS == 8) return _mm512_xor_si512(word, _mm512_set1_epi8((char)0x80));
+#ifdef BONSAI_GFNI
+    /* Bits 0..2 of a byte are those of the code; bits 3..7 what its highest is not. */
+    uint64_t rows = 0;
+    for (int b = 0; b < 8; ++b) rows |= (uint64_t)1 << ((b < BITS ? b : BITS - 1) + i * BITS + 8 * (7 - b));
+    return _mm512_gf2p8affine_epi64_epi8(word, _mm512_set1_epi64((long long)rows), (0xff << (BITS - 1)) & 0xff);
+#else
+    return _mm512_sub_epi8(Vnni<BITS, GROUP * BITS / 32>::unpack(word, i), _mm512_set1_epi8((char)kCenter<BITS>));
+#endif
   }
 
   /* acc += what a group gives one row of x. */
@@ -124,19 +137,16 @@ struct AmxSmall {
                                                               __m512 acc) {
     __m512 t;
     if constexpr (kWider) {
-      __m512i low = _mm512_add_epi32(_mm512_add_epi32(_mm512_slli_epi32(mid, 8), lo), _mm512_set1_epi32(start.low));
-      const __m512i high =
-          _mm512_add_epi32(_mm512_add_epi32(hi, _mm512_set1_epi32(start.high)), _mm512_srai_epi32(low, 16));
+      __m512i low = _mm512_add_epi32(_mm512_slli_epi32(mid, 8), lo);
+      const __m512i high = _mm512_add_epi32(hi, _mm512_srai_epi32(low, 16));
       low = _mm512_and_si512(low, _mm512_set1_epi32(0xffff));
       t = _mm512_fmadd_ps(_mm512_cvtepi32_ps(high), _mm512_set1_ps(65536.0f), _mm512_cvtepi32_ps(low));
     } else if constexpr (kWide) {
-      const __m512i high =
-          _mm512_add_epi32(_mm512_add_epi32(_mm512_slli_epi32(hi, 8), mid), _mm512_set1_epi32(start.high));
-      const __m512i low = _mm512_add_epi32(lo, _mm512_set1_epi32(start.low));
-      t = _mm512_fmadd_ps(_mm512_cvtepi32_ps(high), _mm512_set1_ps(256.0f), _mm512_cvtepi32_ps(low));
+      const __m512i high = _mm512_add_epi32(_mm512_slli_epi32(hi, 8), mid);
+      t = _mm512_fmadd_ps(_mm512_cvtepi32_ps(high), _mm512_set1_ps(256.0f), _mm512_cvtepi32_ps(lo));
     } else {
       __m512i all = _mm512_add_epi32(_mm512_slli_epi32(_mm512_add_epi32(_mm512_slli_epi32(hi, 8), mid), 8), lo);
-      if constexpr (kCenter<BITS> != 0) all = _mm512_add_epi32(all, _mm512_set1_epi32(start.high));
+      if constexpr (kCenter<BITS> != 0 && !kSigned) all = _mm512_add_epi32(all, _mm512_set1_epi32(start.first));
       t = _mm512_cvtepi32_ps(all);
     }
     acc = _mm512_fmadd_ps(t, scale, acc);
@@ -157,19 +167,25 @@ struct AmxSmall {
     }
   }
 
+  template <int TO, int A, int B>
+  static inline __attribute__((always_inline)) void multiply_tiles() {
+    if constexpr (kSigned) tile_multiply_signed<TO, A, B>();
+    else tile_multiply<TO, A, B>();
+  }
+
   /* SUMS: the first tile of sums. */
   template <int TILES, int SUMS>
   static inline __attribute__((always_inline)) void multiply(const int8_t* x, const uint8_t* codes) {
     tile_load<6>(codes);
     tile_load<3>(x);
-    tile_multiply<SUMS, 3, 6>();
+    multiply_tiles<SUMS, 3, 6>();
     if constexpr (TILES > 1) {
       tile_load<4>(x + 1024);
-      tile_multiply<1, 4, 6>();
+      multiply_tiles<1, 4, 6>();
     }
     if constexpr (TILES > 2) {
       tile_load<5>(x + 2048);
-      tile_multiply<2, 5, 6>();
+      multiply_tiles<2, 5, 6>();
     }
   }
 
@@ -200,6 +216,11 @@ struct AmxSmall {
     auto rows_of = [&](int64_t unit) {
       for (int r = 0; r < 16; ++r) w[r] = p.w + min64(unit * 16 + r, p.n - 1) * p.w_stride;
     };
+    /* Scales and biases of the next sixteen outputs are fetched little by little: requests that come all at once keep
+     * those for W waiting. */
+    const Soon soon_scales(p.scales, p.s_dtype, 16 * p.s_stride[0], steps * kLines);
+    const Soon soon_biases(p.biases, p.b_dtype, p.symmetric ? 0 : 16 * p.b_stride[0], steps * kLines);
+    int64_t soon = 0;
     auto load_next = [&](Lines& lines) __attribute__((always_inline)) {
       lines.load(w, byte, row_bytes - byte, byte + kAhead + (byte + kAhead < row_bytes ? 0 : turn), byte + far);
       byte += 64;
@@ -207,6 +228,7 @@ struct AmxSmall {
         byte = 0;
         ahead = min64(ahead + 1, end - 1);
         rows_of(ahead);
+        soon = 0;
       }
     };
     rows_of(begin);
@@ -264,6 +286,9 @@ struct AmxSmall {
         for (int l = 0; l < kLines; ++l) {
           Lines lines;
           load_next(lines);
+          soon_scales.fetch(ahead + 1, soon);
+          soon_biases.fetch(ahead + 1, soon);
+          ++soon;
 #pragma GCC unroll 4
           for (int part = l * 4; part < l * 4 + 4; ++part, out += kSteps * 256) {
 #pragma GCC unroll 4

@@ -32,6 +32,12 @@ inline __attribute__((always_inline)) void tile_multiply() {
   __asm__ volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(TO), "i"(A), "i"(B));
 }
 
+/* Signed bytes by signed bytes. */
+template <int TO, int A, int B>
+inline __attribute__((always_inline)) void tile_multiply_signed() {
+  __asm__ volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(TO), "i"(A), "i"(B));
+}
+
 }  // namespace
 }  // namespace bonsai
 #endif
