@@ -4,7 +4,7 @@
  * Rows       Any n, k and rows. Independent of each other: an output depends on its row of x, its row of W and k.
  * Exactness  rounding. x enters as one, two or three bfloat16 pieces, exactly, and every product is exact. A tile adds 32
  *            of them, two sums of 16 put together, to a sum in float32. After kChain chunks the sums of the pieces are
- *            added, the smallest first, and start anew: up to k = 16384 that is within the bound even if every
+ *            added, the smallest first, and start anew: up to k = 1000000 that is within the bound even if every
  *            addition errs by the most it can. Tile products take what is below 2^-126 for zero, and know no
  *            infinity that meets a piece of zero. Both show in the sum: it is not finite, or smaller than 2^25
  *            times what can have been lost (amx_rows.h). Such an output is computed again without tiles, as
@@ -26,7 +26,7 @@ namespace {
 
 constexpr int kStrip = 16;         /* rows of W per tile */
 constexpr int64_t kBytes = 64;     /* of a chunk of a row of W */
-constexpr int64_t kChain = 32;     /* chunks whose products are added before the pieces are */
+constexpr int64_t kChain = 16;     /* chunks whose products are added before the pieces are */
 constexpr int64_t kXBytes = 24576; /* of x per block, but for many rows */
 constexpr int kPassStrips = 8;     /* strips whose sums wait while the blocks of k pass, at most */
 constexpr int kMostTiles = 8;      /* of rows of x that share one reading of W */
