@@ -138,6 +138,14 @@ METAL_FUNC uint mask_or(uint v, uint mask, uint bits) {
   return r;
 }
 
+//: mask_select
+// Likewise.
+METAL_FUNC uint mask_select(uint a, uint b, uint mask) {
+  uint r;
+  asm("lop3.b32 %0, %1, %2, %3, 0xe4;" : "=r"(r) : "r"(a), "r"(b), "r"(mask));
+  return r;
+}
+
 //: bf16_pair_fma
 METAL_FUNC uint bf16_pair_fma(uint v, float k, float c) {
   const __nv_bfloat162 r =

@@ -56,6 +56,12 @@ METAL_FUNC uint mask_or(uint v, uint mask, uint bits) {
   return (v & mask) | bits;
 }
 
+//: mask_select
+// Bits of a where the mask has ones, of b where it has zeros.
+METAL_FUNC uint mask_select(uint a, uint b, uint mask) {
+  return (a & mask) | (b & ~mask);
+}
+
 //: bf16_pair_fma
 // Two bfloat16 in a word, each times `k` plus `c`. For values where that is exact.
 METAL_FUNC uint bf16_pair_fma(uint v, float k, float c) {

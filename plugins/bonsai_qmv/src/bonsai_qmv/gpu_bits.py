@@ -85,6 +85,8 @@ def _bits_shapes(pieces: int) -> list[tuple[int, int]]:
     A threadgroup's pieces come in multiples of `pieces`: so should the SIMD groups that take them in turns.
     """
     even = MOST_SIMD_GROUPS // pieces * pieces or 16
+    # Four schedulers share 18 better than 17: 8.3 us, not 8.6, at 5120 x 17408.
+    even += even == 17
     less = 8 // pieces * pieces or 8
     return [(even, 2 if even > 12 else 3), (even, 2), (less, 2), (4, 2), (1, 2)]
 

@@ -17,8 +17,9 @@
 //            of v over a group's codes are exact; they meet scales as float32, in four parts of six bits. `rounding`
 //            holds where no weight of a group is more than sqrt(K) / 33 times as large as another: a rounding error
 //            of v has standard deviation 0.29 unit, five of them for a group, 5 * 0.29 * unit * sqrt(128) * max|w|,
-//            stay below 4 * sqrt(K) * 2^-24 * max|x| * min|w|. Rows of x with infinities, NaN or groups of numbers whose
-//            products or sums float32 may not hold are summed up one by one in float32. Row-invariant: the order of sums does not depend on M, ROWS, ROOM, ITEMS or SIMD_GROUPS
+//            stay below 4 * sqrt(K) * 2^-24 * max|x| * min|w|. Rows of x with infinities, NaN or groups of numbers
+//            whose products or sums float32 may not hold are summed up one by one in float32. Row-invariant: the order
+//            of sums does not depend on M, ROWS, ROOM, ITEMS or SIMD_GROUPS
 // Geometry   threadgroups of 32 * SIMD_GROUPS lanes, as many as the device holds at once. Threadgroup (i, j) of (I, J)
 //            makes columns [t, t + 1) * 16 of rows [j, j + 1) * ROWS for t = i, i + I, i + 2 I ... An octet of groups
 //            of 16 columns is a piece of work; SIMD groups take them in turns
@@ -47,8 +48,8 @@ METAL_FUNC void transpose_bits(thread uint* a) {
     for (int k = 0; k < 16; k++) {
       if ((k & j) == 0) {
         const uint up = a[k + j] << j, down = a[k] >> j;
-        a[k] = (a[k] & mask) | (up & ~mask);
-        a[k + j] = (down & mask) | (a[k + j] & ~mask);
+        a[k] = mask_select(a[k], up, mask);
+        a[k + j] = mask_select(down, a[k + j], mask);
       }
     }
     mask ^= mask << (j / 2);
@@ -73,9 +74,10 @@ METAL_FUNC void load_x(thread uint* raw, XP x, int i, int m_begin, int m_end, in
 }
 
 // x as planes: word q of plane 6 t + 2 j + c of group g at vector [g / 4][row][j][(2 t + c) * 4 + q], element g % 4.
-// Units, halved, and sums of x over groups as [g / 4][row]; and what sums of v over the codes of a group have too much,
-// for each t, as [g / 4][row][t]: the sum of all v, its lower 18 bits with t = 0 and the others with t = 3.
-// Sets `odd`[simd group][row] where numbers are not finite, above 2^120, or all of a group below 2^-50. `raw` is load_x of the first turn.
+// Units and sums of x over groups as [g / 4][row]; and what sums of x over the codes of a group have too much for each
+// t, as [g / 4][row][t]: half the sum of x, of its integer the lower 18 bits with t = 0 and the others with t = 3.
+// Sets `odd`[simd group][row] where numbers are not finite, above 2^120, or all of a group below 2^-50. `raw` is load_x
+// of the first turn.
 template <typename T, int ROWS, int SIMD_GROUPS, bool VECTORS, typename XP>
 METAL_FUNC void stage_bits(threadgroup ushort* planes, threadgroup float* units, threadgroup float* totals,
                            threadgroup float* sums, threadgroup uint* odd, thread uint* raw, XP x, int m_begin,
@@ -124,10 +126,11 @@ METAL_FUNC void stage_bits(threadgroup ushort* planes, threadgroup float* units,
     sum += simd_shuffle_xor(sum, 2);
     sum += simd_shuffle_xor(sum, 4);
     if (e < 4) {
-      totals[(at * 4 + e) * 4 + group % 4] = e == 0 ? float(sum & 0x3ffff) : e == 3 ? float(sum >> 18) : 0.0f;
+      const float some = e == 0 ? float(sum & 0x3ffff) : e == 3 ? float(sum >> 18) : 0.0f;
+      totals[(at * 4 + e) * 4 + group % 4] = 0.5f * unit * some;
     }
     if (e == 0) {
-      units[at * 4 + group % 4] = 0.5f * unit;
+      units[at * 4 + group % 4] = unit;
       sums[at * 4 + group % 4] = float(sum) * unit;
     }
     seen |= usual ? 0u : 1u << m;
@@ -313,7 +316,7 @@ METAL_FUNC void affine_bits(XP x, WP w, SP scales, SP biases, BP bias, device O*
             for (int h = 0; h < 2; h++) {
               const int sum = ((d0[2 * h] + 2 * d0[2 * h + 1]) + 4 * (d1[2 * h] + 2 * d1[2 * h + 1])) +
                               (16 * d2[2 * h] + top * d2[2 * h + 1]);
-              parts[m][h] = fma(scale[h][e * 4 + i] * u, fma(2.0f, float(sum), -all), parts[m][h]);
+              parts[m][h] = fma(scale[h][e * 4 + i], fma(float(sum), u, -all), parts[m][h]);
             }
           }
           if (SYMMETRIC != 1) {
