@@ -18,11 +18,20 @@
 #ifndef HOST_LINEAR_AMX_BODY_H
 #define HOST_LINEAR_AMX_BODY_H
 
+#include <accel/amx.h>
+
 #include "amx_rows.h"
-#include "amx_tiles.h"
 
 namespace linear {
 namespace {
+
+using accel_amx::TileConfig;
+using accel_amx::tile_configure;
+using accel_amx::tile_load;
+using accel_amx::tile_multiply_bf16;
+using accel_amx::tile_release;
+using accel_amx::tile_store;
+using accel_amx::tile_zero;
 
 constexpr int kStrip = 16;         /* rows of W per tile */
 constexpr int64_t kBytes = 64;     /* of a chunk of a row of W */
@@ -75,7 +84,7 @@ struct TileJob {
   int columns() const { return x[0].rows * P / X; }
 
   void configure(int high) const {
-    alignas(64) TileConfig config = {};
+    TileConfig config = {};
     config.palette = 1;
     for (int t = 0; t < 8; ++t) {
       config.bytes[t] = (uint16_t)(4 * columns());
@@ -83,7 +92,7 @@ struct TileJob {
     }
     config.bytes[kWeights] = kBytes;
     config.rows[kRight] = 16;
-    tile_configure(&config);
+    tile_configure(config);
   }
 
   static void run(void* arg, int64_t begin, int64_t end) {
@@ -125,7 +134,7 @@ struct TileJob {
   static inline __attribute__((always_inline)) void product(const uint32_t* from, int columns) {
     if constexpr (J < X) {
       tile_load<kRight>(from + J * 16 * columns, 4 * columns);
-      tile_multiply<J, kWeights, kRight>();
+      tile_multiply_bf16<J, kWeights, kRight>();
     }
   }
 

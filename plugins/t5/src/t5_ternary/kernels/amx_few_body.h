@@ -14,11 +14,20 @@
 #ifndef T5_AMX_FEW_BODY_H
 #define T5_AMX_FEW_BODY_H
 
-#include "amx_tiles.h"
+#include <accel/amx.h>
+
 #include "few_rows.h"
 
 namespace t5 {
 namespace {
+
+using accel_amx::TileConfig;
+using accel_amx::tile_configure;
+using accel_amx::tile_load;
+using accel_amx::tile_multiply_signed;
+using accel_amx::tile_release;
+using accel_amx::tile_store;
+using accel_amx::tile_zero;
 
 /* How many groups' sums may wait to be collected. */
 constexpr int kWaiting = 4;
@@ -46,14 +55,14 @@ struct AmxFew {
   static inline __attribute__((always_inline)) void multiply(const int8_t* x, const int8_t* codes) {
     tile_load<6>(codes);
     tile_load<3>(x);
-    tile_multiply<sums_of(TILES, ODD, 0), 3, 6>();
+    tile_multiply_signed<sums_of(TILES, ODD, 0), 3, 6>();
     if constexpr (TILES > 1) {
       tile_load<4>(x + 1024);
-      tile_multiply<sums_of(TILES, ODD, 1), 4, 6>();
+      tile_multiply_signed<sums_of(TILES, ODD, 1), 4, 6>();
     }
     if constexpr (TILES > 2) {
       tile_load<5>(x + 2048);
-      tile_multiply<sums_of(TILES, ODD, 2), 5, 6>();
+      tile_multiply_signed<sums_of(TILES, ODD, 2), 5, 6>();
     }
   }
   /* Tiles of sums take turns where there are enough: 0 and 1, or 0 and 1 with 2 and 7. */
