@@ -82,11 +82,19 @@ def test_a_node_of_other_inputs_is_never_repeated() -> None:
         assert len(calls) == 3 and f.known == 0
 
 
+def test_a_first_array_that_is_one_of_the_fixed_teaches_nothing() -> None:
+    w = mx.random.normal((8, 8))
+    f, calls = counted([w], lambda x: x @ x)
+    assert mx.array_equal(f(w), w @ w)
+    x = mx.random.normal((8, 8))
+    assert mx.array_equal(f(x), x @ x) and len(calls) == 2 and f.known == 0
+
+
 def test_what_the_function_gives_that_is_no_array_comes_through() -> None:
     f, calls = counted([], lambda x: [x, "text"])
     x = mx.ones((2,))
-    assert f(x)[1] == "text" and f("a") == ["a", "text"]
-    assert len(calls) == 2
+    assert f(x)[1] == "text" and f("a") == ["a", "text"] and f(None) == [None, "text"]
+    assert len(calls) == 3
 
 
 def test_exceptions_come_through_and_nothing_is_kept() -> None:

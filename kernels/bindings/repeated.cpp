@@ -68,7 +68,8 @@ struct Repeated {
     const std::vector<mx::array>& inputs = y.inputs();
     if (inputs.size() != 1 + fixed.size() || inputs[0].id() != x.id()) return;
     for (size_t i = 0; i < fixed.size(); ++i) {
-      if (inputs[i + 1].id() != fixed[i].id()) return;
+      // An x that is one of the fixed inputs does not tell which of them stand for x.
+      if (inputs[i + 1].id() != fixed[i].id() || fixed[i].id() == x.id()) return;
     }
     // The function may have called this very object: look again for what is there now.
     for (Known& k : known) {
@@ -110,7 +111,7 @@ void register_repeated(nb::module_& m) {
       .def(nb::init<nb::object, std::vector<mx::array>, nb::object>(), "function"_a, "fixed"_a, "notes"_a = nb::none(),
            "fixed: the inputs of the node behind the array, in order.")
       .def_ro("notes", &Repeated::notes, "What was given as notes.")
-      .def("__call__", &Repeated::call, "x"_a, "What the function gives for x.")
+      .def("__call__", &Repeated::call, "x"_a.none(), "What the function gives for x.")
       .def_prop_ro("known", &Repeated::size, "Shapes and dtypes of x that need no call of the function.");
 }
 

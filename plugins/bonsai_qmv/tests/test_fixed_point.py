@@ -38,7 +38,10 @@ def test_spread(bits, group):
     case = Case.random(bits, bits, group, 1, 5, 256, ("float32", "float16", "float16"))
     codes = ref.unpack(case.w.raw, bits)[:, :256].astype(float)
     scaled = np.repeat(case.scales.values, group, 1) * (codes - CENTER[bits])
-    want = np.sqrt((scaled**2).mean(1)) / np.abs(case.weights()).mean(1)
+    mean = np.abs(case.weights()).mean(1)
+    want = np.sqrt(np.maximum((scaled**2).mean(1), (case.weights() ** 2).mean(1))) / mean
+    offset = np.abs(case.biases.values + CENTER[bits] * case.scales.values).max(1)
+    want += 0.52 / np.sqrt(256) * offset / mean
     spread, symmetric, ratio, zeros = case.facts(VNNI)
     size = np.abs(case.weights())
     assert zeros == pytest.approx((size < size.mean(1, keepdims=True) / 8).mean(1).max(), abs=0.01)
@@ -107,6 +110,76 @@ def test_outliers(bits):
             x[3] *= np.exp(np.random.default_rng(k).normal(0, np.log10(size), k))
             case.x = h.Typed.of(x, "float32")
             case.check(case.run(isa=VNNI))
+
+
+@pytest.mark.parametrize("rows", [1, 7, 17])
+def test_codes_that_are_all_zero(rows, fixed):
+    """Weights are biases then, and differ by group."""
+    for k, size in ((256, 1e3), (1024, 1e4), (4096, 1e6)):
+        case = Case.random(k, 1, 128, rows, 32, k)
+        biases = case.biases.values.copy()
+        biases[:, 0] *= 1e-3
+        case.w, case.biases = h.Typed(np.zeros_like(case.w.raw), "uint32"), h.Typed.of(biases, "float32")
+        x = case.x.values.copy()
+        x[:, 5] = size
+        case.x = h.Typed.of(x, "float32")
+        case.check(case.run(isa=fixed))
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_groups_of_zeros(bits, fixed):
+    """Every second group, so that a sample of every second one sees nothing else."""
+    for first in (0, 1):
+        case = Case.random(bits, bits, 64, 5, 1, 1024)
+        for name in ("scales", "biases"):
+            values = getattr(case, name).values.copy()
+            values[:, first::2] = 0
+            setattr(case, name, h.Typed.of(values, "float32"))
+        assert case.facts(VNNI)[0] > 0
+        x = case.x.values.copy()
+        x[:, 64 * first] = 1e5
+        case.x = h.Typed.of(x, "float32")
+        case.check(case.run(isa=fixed))
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_biases_much_larger_than_weights_differ(bits, fixed):
+    """A large x in a group of zeros; what the sum over its group is rounded by meets the bias."""
+    for rows in (1, 8, 17):
+        case = Case.random(bits, bits, 64, rows, 24, 1024)
+        biases = case.biases.values.copy()
+        scales = np.abs(biases) * 0.01 / ((1 << bits) - 1)
+        scales[:, 0] = biases[:, 0] = 0
+        x = case.x.values.copy()
+        x[:, 3] = 1e4
+        case.scales, case.biases, case.x = (h.Typed.of(a, "float32") for a in (scales, biases, x))
+        case.check(case.run(isa=fixed))
+
+
+def test_weights_that_nearly_cancel_are_left_to_float32():
+    for bits, k in ((4, 512), (8, 1024)):
+        case = Case.random(bits, bits, 64, 3, 8, k)
+        case.w = h.Typed(np.full_like(case.w.raw, 0xFFFFFFFF), "uint32")
+        biases = -case.scales.values * ((1 << bits) - 1)
+        case.biases = h.Typed.of(biases * (1 + 2.0**-9), "float32")
+        assert case.facts(VNNI)[0] == np.inf
+        case.check(case.run(isa=VNNI))
+
+
+@pytest.mark.parametrize("rows", [17, 40])
+def test_prompts_whose_large_numbers_meet_weights_of_zero(rows, fixed):
+    for bits, group, k, size in ((2, 32, 64, 1e3), (4, 32, 1024, 1e5), (2, 128, 128, 1e5), (4, 64, 1024, 1e6)):
+        center = float(CENTER[bits])
+        case = symmetric_case(bits, group, rows, 24, k, center, "float32")
+        codes = ref.unpack(case.w.raw, bits)[:, :k].copy()
+        codes[:, 5] = CENTER[bits]
+        case.w = h.Typed(ref.pack(codes, bits), "uint32")
+        # A bias that is zero's neighbour, so that it is read.
+        case.biases = h.Typed.of(case.biases.values * (1 + 2.0**-20), "float32")
+        x = case.x.values.copy()
+        x[:, 5] = size
+        case.x = h.Typed.of(x, "float32")
+        case.check(case.run(isa=fixed))
 
 
 def test_rows_of_one_number_and_none():
