@@ -104,6 +104,24 @@ def test_a_slow_offer_costs_little(monkeypatch) -> None:
     assert sum(spent) < 2.0
 
 
+@pytest.mark.parametrize(("ours", "wins"), [([5e-3, 4e-4], True), ([5e-3], False)])
+def test_a_clear_loss_takes_two_samples(monkeypatch, ours, wins) -> None:
+    """The first of the duel is three times as long as stock's, since somebody else had the processor."""
+    seen = []
+
+    def seconds(kind, rows):
+        if kind == "stock":
+            return 1e-3
+        seen.append(kind)
+        # Two calls to begin with, then the duel's.
+        first = len(seen) <= 2 + race._MIN_CALLS
+        return ours[0] if first or len(ours) == 1 else ours[1]
+
+    result = run(monkeypatch, FakeProbe(True), seconds, rows=(1,))
+    assert result[1].wins == wins
+    assert wins or result[1].ratio == pytest.approx(0.2)
+
+
 def test_what_is_slower_at_rows_1_is_not_tried_at_the_others_of_its_unit(monkeypatch) -> None:
     probe = FakeProbe(True)
     result = run(monkeypatch, probe, lambda kind, rows: 1e-3 * (0.8 if kind == "stock" else 1), "cuda")
