@@ -143,7 +143,7 @@ void bf16_run(void* arg, int64_t begin, int64_t end) {
     bf16_codes<BITS>(job, (begin + i) * 16, bytes, codes + i * words);
     has_offset = amx_scales<BITS>(job, (begin + i) * 16, scale + i * lanes, offset + i * lanes);
   }
-  _tile_loadconfig(&kTiles[1]);
+  tile_configure(kTiles[1]);
   for (int64_t tile = 0; tile < job.tiles; ++tile) {
     const uint16_t* x = (const uint16_t*)job.x + tile * job.groups * 1536;
     const float* totals = job.totals + tile * lanes;
@@ -156,7 +156,7 @@ void bf16_run(void* arg, int64_t begin, int64_t end) {
     }
     for (int64_t i = 0; i < count; ++i) amx_finish(job, tile, (begin + i) * 16, sums + i * 16);
   }
-  _tile_release();
+  tile_release();
   job.slots.give(slot);
 }
 

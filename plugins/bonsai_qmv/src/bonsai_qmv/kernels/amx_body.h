@@ -19,27 +19,32 @@
 #ifndef BONSAI_QMV_AMX_BODY_H
 #define BONSAI_QMV_AMX_BODY_H
 
+#include <accel/amx.h>
+
 #include "vnni_body.h"
 
 namespace bonsai {
 namespace {
+
+using accel_amx::TileConfig;
+using accel_amx::tile_configure;
+using accel_amx::tile_load;
+using accel_amx::tile_multiply_mixed;
+using accel_amx::tile_multiply_signed;
+using accel_amx::tile_release;
+using accel_amx::tile_store;
+using accel_amx::tile_zero;
 
 /* Digits of a block of rows of x and codes of a block of rows of W, both in the second-level cache. */
 constexpr int64_t kBlockBytes = 1 << 20, kCodeBytes = 1 << 18;
 /* Along k, in the first-level cache: 24 KB of digits. */
 constexpr int64_t kTileDepth = 512;
 
-/* What LDTILECFG reads: tiles 0..2 sums, 3 and 4 codes, 5..7 digits. In static memory, since compilers take it for a
- * read of eight bytes and would not store the rest. */
-struct TileConfig {
-  uint8_t palette, start_row, reserved[14];
-  uint16_t bytes[16];
-  uint8_t rows[16];
-};
+/* Tiles 0..2 are sums, 3 and 4 codes, 5..7 digits. */
 #define BONSAI_TILES(T)                                                                   \
   {1, 0, {0}, {64, 64, 64, T, T, 64, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0},                     \
    {16, 16, 16, 16, 16, T / 4, T / 4, T / 4, 0, 0, 0, 0, 0, 0, 0, 0}}
-alignas(64) const TileConfig kTiles[2] = {BONSAI_TILES(32), BONSAI_TILES(64)};
+const TileConfig kTiles[2] = {BONSAI_TILES(32), BONSAI_TILES(64)};
 #undef BONSAI_TILES
 
 /* The order of the 64 codes of a stretch. Position q of a tile row holds code `code[q]`; codes of 1, 2, 4 and 8 bits are
@@ -321,7 +326,7 @@ void amx_run(void* arg, int64_t begin, int64_t end) {
     amx_codes<BITS>(job, n0, codes + i * job.stretches * 1024);
     has_offset = amx_scales<BITS>(job, n0, scale + i * lanes, offset + i * lanes);
   }
-  _tile_loadconfig(&kTiles[p.group != 32]);
+  tile_configure(kTiles[p.group != 32]);
   for (int64_t tile = 0; tile < job.tiles; ++tile) {
     const int8_t* x = job.x + tile * job.stretches * 3072;
     const float* totals = job.totals + tile * lanes;
@@ -339,7 +344,7 @@ void amx_run(void* arg, int64_t begin, int64_t end) {
     }
     for (int64_t i = 0; i < count; ++i) amx_finish(job, tile, (begin + i) * 16, sums + i * 16);
   }
-  _tile_release();
+  tile_release();
   job.slots.give(slot);
 }
 

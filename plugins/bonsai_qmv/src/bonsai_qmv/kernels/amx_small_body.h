@@ -22,7 +22,6 @@
 
 #include "amx_body.h"
 #include "amx_lines.h"
-#include "amx_tiles.h"
 
 namespace bonsai {
 namespace {
@@ -170,7 +169,7 @@ struct AmxSmall {
   template <int TO, int A, int B>
   static inline __attribute__((always_inline)) void multiply_tiles() {
     if constexpr (kSigned) tile_multiply_signed<TO, A, B>();
-    else tile_multiply<TO, A, B>();
+    else tile_multiply_mixed<TO, A, B>();
   }
 
   /* SUMS: the first tile of sums. */
@@ -210,7 +209,7 @@ struct AmxSmall {
     alignas(64) int32_t sums[kWaiting][TILES * 16][16];
     alignas(64) float scale[2 * kLaneGroups][16], offset[2 * kLaneGroups][16];
     alignas(64) float acc[4 * kSmallRows][16]; /* [group % 4][row] */
-    __asm__ volatile("ldtilecfg %0" ::"m"(job.tiles)); /* compilers take the intrinsic for a read of eight bytes */
+    tile_configure(job.tiles);
     const uint8_t* w[16];
     int64_t ahead = begin, byte = 0; /* what is unpacked next */
     auto rows_of = [&](int64_t unit) {
@@ -310,7 +309,7 @@ struct AmxSmall {
       for (g = n_groups >= kDelay ? n_groups - kDelay : 0; g < n_groups; ++g) collected(g);
       finish(job, n0, acc);
     }
-    _tile_release();
+    tile_release();
   }
 
   /* y of sixteen outputs. */

@@ -96,7 +96,8 @@ void facts_rows(void* arg, int64_t begin, int64_t end) {
     job.zeros[r] = any ? (float)small / (float)seen : 0;
     const double root = sqrt((square > whole ? square : whole) * (double)seen);
     const double more = kOffset / sqrt((double)p.k) * most * (double)seen;
-    const double spread = !any ? 0 : size > 0 ? (root + more) / size : INFINITY;
+    /* Weights of nothing but zeros are no trouble if they are no sums that cancel. */
+    const double spread = size > 0 ? (root + more) / size : square > 0 || most > 0 ? INFINITY : 0;
     /* Beyond that, roundings of sums that cancel are more than the bound by themselves. */
     job.spread[r] = finite && spread * spread <= (double)p.k ? (float)spread : INFINITY;
     job.symmetric[r] = symmetric;
