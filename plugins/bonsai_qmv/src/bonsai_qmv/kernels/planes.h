@@ -40,6 +40,7 @@ struct Line {
   int32_t start[BITS == 8 ? 2 : 1][BITS == 2 ? 8 : 4];
 };
 
+using accel_lines::some_floats;
 using accel_lines::store16;
 using accel_lines::transpose16;
 using accel_fixed::split_digits;
@@ -76,20 +77,6 @@ inline float unit_of(const float* x, int64_t k, float spread, float zeros) {
     }
   }
   return accel_fixed::unit_of(x, k, spread, zeros);
-}
-
-/* Up to 16 neighbouring numbers `stride` apart; zeros beyond n. */
-inline __m512 some_floats(const void* from, int32_t dtype, int64_t at, int64_t stride, int64_t n) {
-  const __mmask16 have = n >= 16 ? 0xffff : (__mmask16)((1u << n) - 1);
-  if (stride == 1) {
-    if (dtype == ACCEL_FLOAT16) return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(have, (const uint16_t*)from + at));
-    if (dtype == ACCEL_FLOAT32) return _mm512_maskz_loadu_ps(have, (const float*)from + at);
-    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(have, (const uint16_t*)from + at));
-    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
-  }
-  alignas(64) float v[16] = {0};
-  for (int64_t i = 0; i < min64(n, 16); ++i) v[i] = accel_load_float(from, at + i * stride, dtype);
-  return _mm512_load_ps(v);
 }
 
 /* The rows of a call that fit, up to kSmallRows, at the front of unit and rows; `make(i)` is called with the floats of

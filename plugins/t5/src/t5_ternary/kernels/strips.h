@@ -11,11 +11,16 @@
 #ifndef T5_STRIPS_H
 #define T5_STRIPS_H
 
+#include <accel/lines.h>
+
 #include "digits.h"
 #include "isa_avx512.h"
 
 namespace t5 {
 namespace {
+
+using accel_lines::some_floats;
+using accel_lines::Square;
 
 constexpr int64_t kStripBytes = 4 * kChunkBytes, kStripWeights = 256;
 
@@ -58,31 +63,6 @@ struct StripMap {
 };
 template <int SIZE>
 constexpr StripMap<SIZE> kStrips{};
-
-/* Sixteen rows of sixteen words on their way to the other side: [quarter][i] has the quarters of rows i, 4 + i, 8 + i
- * and 12 + i. */
-struct Square {
-  __m512i t[4][4];
-
-  inline __attribute__((always_inline)) void put(int i, const __m512i (&row)[4]) {
-    const __m512i a = _mm512_shuffle_i32x4(row[0], row[1], 0x44), b = _mm512_shuffle_i32x4(row[2], row[3], 0x44);
-    const __m512i c = _mm512_shuffle_i32x4(row[0], row[1], 0xee), d = _mm512_shuffle_i32x4(row[2], row[3], 0xee);
-    t[0][i] = _mm512_shuffle_i32x4(a, b, 0x88);
-    t[1][i] = _mm512_shuffle_i32x4(a, b, 0xdd);
-    t[2][i] = _mm512_shuffle_i32x4(c, d, 0x88);
-    t[3][i] = _mm512_shuffle_i32x4(c, d, 0xdd);
-  }
-  /* Words 4 * quarter ... 4 * quarter + 3, sixteen rows in the lanes. */
-  inline __attribute__((always_inline)) void words(int quarter, __m512i* word) const {
-    const __m512i* q = t[quarter];
-    const __m512i a = _mm512_unpacklo_epi32(q[0], q[1]), b = _mm512_unpackhi_epi32(q[0], q[1]);
-    const __m512i c = _mm512_unpacklo_epi32(q[2], q[3]), d = _mm512_unpackhi_epi32(q[2], q[3]);
-    word[0] = _mm512_unpacklo_epi64(a, c);
-    word[1] = _mm512_unpackhi_epi64(a, c);
-    word[2] = _mm512_unpacklo_epi64(b, d);
-    word[3] = _mm512_unpackhi_epi64(b, d);
-  }
-};
 
 /* Bytes of a where mask has zeros, of b where it has ones. */
 inline __attribute__((always_inline)) __m512i choose(unsigned mask, __m512i a, __m512i b) {
@@ -168,45 +148,14 @@ struct Strip {
   }
 };
 
-/* Up to sixteen numbers at `at` of any float dtype; zeros behind. */
-inline __m512 some_floats(const void* from, int32_t dtype, int64_t at, int64_t stride, int64_t n) {
-  if (stride == 1) {
-    const __mmask16 have = (__mmask16)((1u << n) - 1);
-    if (dtype == ACCEL_FLOAT32) return _mm512_maskz_loadu_ps(have, (const float*)from + at);
-    return Avx512::widened(_mm256_maskz_loadu_epi16(have, (const uint16_t*)from + at), dtype == ACCEL_FLOAT16);
-  }
-  alignas(64) float v[16] = {0};
-  for (int64_t i = 0; i < n; ++i) v[i] = accel_load_float(from, at + i * stride, dtype);
-  return _mm512_load_ps(v);
-}
-
 /* Scales of `groups` groups, sixteen at most, from g0 on, of rows n0 ... n0 + 15, as [group][row]. Rows beyond the last
  * repeat it. Fetches those of the next sixteen rows. */
-__attribute__((noinline)) inline void scales_to_lanes(const Problem& p, int64_t n0, int64_t g0, int64_t groups,
-                                                      float (*to)[16]) {
-  const int64_t size = p.s_dtype == ACCEL_FLOAT32 ? 4 : 2, ahead = 16 * p.s_stride[0] * size;
-  const bool simple = p.s_dtype == ACCEL_FLOAT16 && p.s_stride[1] == 1 && groups == 16;
-  Square square;
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    __m512i row[4];
-#pragma GCC unroll 4
-    for (int r = 0; r < 4; ++r) {
-      const int64_t at = least(n0 + 4 * r + i, p.n - 1) * p.s_stride[0] + g0 * p.s_stride[1];
-      const uint8_t* here = (const uint8_t*)p.scales + at * size;
-      __builtin_prefetch(here + ahead);
-      row[r] = _mm512_castps_si512(simple ? _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)here))
-                                          : some_floats(p.scales, p.s_dtype, at, p.s_stride[1], groups));
-    }
-    square.put(i, row);
-  }
-#pragma GCC unroll 4
-  for (int q = 0; q < 4; ++q) {
-    __m512i word[4];
-    square.words(q, word);
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; ++j) _mm512_store_si512(to[4 * q + j], word[j]);
-  }
+inline void scales_to_lanes(const Problem& p, int64_t n0, int64_t g0, int64_t groups, float (*to)[16]) {
+  const int64_t size = p.s_dtype == ACCEL_FLOAT32 ? 4 : 2;
+  const uint8_t* scales = (const uint8_t*)p.scales + g0 * p.s_stride[1] * size;
+#pragma GCC unroll 16
+  for (int64_t i = 16; i < 32; ++i) __builtin_prefetch(scales + least(n0 + i, p.n - 1) * p.s_stride[0] * size);
+  accel_lines::scales_to_lanes(p.scales, p.s_dtype, p.s_stride, p.n, n0, g0, groups, to);
 }
 
 }  // namespace
