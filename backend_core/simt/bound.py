@@ -53,9 +53,10 @@ class CudaCall:
             if self._types == ([a.dtype for a in inputs], list(output_dtypes)):
                 try:
                     scalars = [v for i in self._asked for v in self._known.get(i) or compiled.sizes(inputs[i])]
-                    return self._compiled(inputs=[*inputs, *self.fixed], scalars=scalars, **outputs)
                 except ValueError as error:
                     self._say(f"an array of {error}")
+                else:
+                    return self._compiled(inputs=[*inputs, *self.fixed], scalars=scalars, **outputs)
             else:
                 given, before = (", ".join(names(types)) for types in ((a.dtype for a in inputs), self._types[0]))
                 self._say(f"called with {given} after {before}")
