@@ -1,4 +1,4 @@
-"""What holds for a whole run: kernels compiled by the lab are kept, mlx's own are tested only when asked for."""
+"""What holds for a whole run: every test has a cache of its own, kernels compiled by the lab are kept, mlx's own are tested only when asked for."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 from hypothesis import settings
 
 from backend_core.testing import lab
-from backend_core.testing.fixtures import lab_compiler
+from backend_core.testing.fixtures import lab_compiler, own_cache
 
-__all__ = ["lab_compiler"]  # a fixture for everybody
+__all__ = ["lab_compiler", "own_cache"]  # fixtures for everybody
 
 # A run gives the same answer twice: what a property test tries is fixed by the test itself. With
 # --hypothesis-profile explore every run tries other examples.

@@ -1,9 +1,8 @@
-"""What holds for every test: an own cache, a clean environment and no installed plugins."""
+"""What holds for every test: no installed plugins (and, as everywhere, a cache of its own)."""
 
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import signal
 from pathlib import Path
 
@@ -23,16 +22,7 @@ def installed_plugins() -> None:
 
 @pytest.fixture(autouse=True)
 def isolation(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """MLX_ACCEL_CACHE in a temporary directory, no other MLX_ACCEL_ variable, no installed plugin.
-
-    Subprocesses inherit the environment, but not the last: give them ``MLX_ACCEL_PLUGINS``. Tests of the
-    demo model keep the user's cache, where its conversion is stored.
-    """
-    for name in [n for n in os.environ if n.startswith("MLX_ACCEL_")]:
-        if not (name == "MLX_ACCEL_CACHE" and request.node.get_closest_marker("model")):
-            monkeypatch.delenv(name)
-    if not request.node.get_closest_marker("model"):
-        monkeypatch.setenv("MLX_ACCEL_CACHE", str(tmp_path / "mlx-accel-cache"))
+    """No installed plugin. Subprocesses do not inherit that, but ``MLX_ACCEL_PLUGINS``."""
     if "installed_plugins" in request.fixturenames:
         return
     real, here = importlib.metadata.entry_points, tmp_path.resolve()

@@ -1,10 +1,10 @@
-"""The helper module beside the tests, importable under every import mode."""
+"""The helper module beside the tests, importable under every import mode; a cache of its own for every test."""
 
 import sys
 from pathlib import Path
 
-from backend_core.testing.fixtures import lab_compiler
+from backend_core.testing.fixtures import lab_compiler, own_cache
 
-__all__ = ["lab_compiler"]
+__all__ = ["lab_compiler", "own_cache"]
 
 sys.path.insert(0, str(Path(__file__).parent))
