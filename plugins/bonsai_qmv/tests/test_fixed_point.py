@@ -217,6 +217,77 @@ def test_rows_that_do_not_fit_among_rows_that_do(rows):
         assert np.array_equal(alone[0], together[m])
 
 
+def spiked(case, spikes, seed=0):
+    """`case` with some numbers of every row made that many times as large."""
+    x = case.x.values.copy()
+    rng = np.random.default_rng(seed)
+    for row in x:
+        at = rng.choice(x.shape[-1], len(spikes), replace=False)
+        row[at] = spikes * np.where(row[at] < 0, -1, 1)
+    case.x = h.Typed.of(x, "float32")
+    return case
+
+
+def parts(x):
+    """The large numbers of a row and the others, as the kernel parts them."""
+    size, e = np.abs(x), int(np.log2(x.size)) // 2 - 1
+    large = size >= size.max() * np.float32(2.0**-e)
+    return np.stack([np.where(large, x, 0), np.where(large, 0, x)]).astype(np.float32)
+
+
+@pytest.mark.parametrize("k", [512, 576, 1536, 4096])
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_rows_of_a_few_large_numbers_are_the_sum_of_two_that_fit(bits, k, fixed):
+    largest = k / 4  # three to eight times as large as a row that fits may have
+    case = spiked(Case.random(k, bits, 64, 3, 37, k, ("float32", "float16", "float16")), [largest, largest / 3, -largest])
+    facts = case.facts(fixed)
+    assert np.isfinite(facts[0])
+    y = case.run(isa=fixed, threads=2)
+    case.check(y)
+    for m in range(3):
+        x = case.x.raw[m]
+        small = np.sort(np.abs(x))[: int(k * 0.7)].sum()
+        assert np.abs(x).max() * 1.45 * facts[0] > small, "this row fits"
+        two = h.Typed(np.full((2, 37), 7, np.float32), "float32")
+        inputs = [h.Typed(parts(x), "float32"), case.w, case.scales, case.biases]
+        h.call(cases.library(), plugin.SYMBOL, inputs, two, [bits, 64, 0.0, *facts[1:]], isa=fixed)
+        assert np.array_equal(y.raw[m].view(np.uint32), (two.raw[0] + two.raw[1]).view(np.uint32)), m
+        alone = case.run(isa=VNNI, x=case.x.view(lambda a, m=m: a[m : m + 1]))
+        assert np.array_equal(alone.raw[0].view(np.uint32), y.raw[m].view(np.uint32)), m
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_split_rows_get_their_bias_and_dtype(dtype, fixed):
+    case = Case.random(5, 4, 32, 4, 37, 576, (dtype, "float16", "float16"), bias=True)
+    x = case.x.values.copy()
+    x[1, [3, 77]] = 150, -160
+    x[3, 500] = 200
+    case.x = h.Typed.of(x, dtype)
+    case.bias = h.Typed.of(case.bias.values, dtype)
+    together = case.run(isa=fixed, threads=2)
+    case.check(together)
+    for m in range(4):
+        alone = case.run(isa=VNNI, x=case.x.view(lambda a, m=m: a[m : m + 1]))
+        assert np.array_equal(alone.raw[0], together.raw[m])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from([1, 2, 4, 8]), st.sampled_from([32, 64, 128]), st.integers(2, 12), st.integers(1, 40),
+    st.integers(1, 5), st.floats(-3, 3), st.lists(st.floats(1, 5), min_size=1, max_size=9), st.integers(0, 2**32 - 1),
+)  # fmt: skip
+def test_any_large_numbers(bits, group, groups, n, rows, center, powers, seed):
+    """Large numbers, up to 10^5 times the others, most of all where they meet weights of zero whose bias is not."""
+    case = Case.random(seed, bits, group, rows, n, groups * group, ("float32", "float16", "float16"), center=center)
+    spiked(case, [10.0**p for p in powers], seed)
+    codes = ref.unpack(case.w.raw, bits)[:, : groups * group].copy()
+    nearest = np.clip(np.rint(-case.biases.values / case.scales.values), 0, (1 << bits) - 1)
+    at = np.abs(case.x.raw).argmax(1)
+    codes[::2, at] = nearest[::2, at // group]
+    case.w = h.Typed(ref.pack(codes, bits), "uint32")
+    case.check(case.run(isa=VNNI))
+
+
 @pytest.mark.parametrize("group", [32, 64, 128])
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 def test_few_rows_are_what_each_is_alone(bits, group, fixed):
