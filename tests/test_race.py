@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 
 import pytest
 
@@ -120,6 +121,42 @@ def test_a_clear_loss_takes_two_samples(monkeypatch, ours, wins) -> None:
     result = run(monkeypatch, FakeProbe(True), seconds, rows=(1,))
     assert result[1].wins == wins
     assert wins or result[1].ratio == pytest.approx(0.2)
+
+
+class BusyMachine:
+    """A clock whose processor is somebody else's half of the time, for some milliseconds each time."""
+
+    def __init__(self, seed: int) -> None:
+        self.random, self.now, self.free = random.Random(seed), 0.0, 0.0
+
+    def work(self, seconds: float) -> None:
+        while seconds > self.free:
+            self.now += self.free + self.random.expovariate(1 / 5e-3)
+            seconds -= self.free
+            self.free = self.random.expovariate(1 / 5e-3)
+        self.now += seconds
+        self.free -= seconds
+
+
+@pytest.mark.parametrize(("ours", "least", "most"), [(4e-4, 19, 20), (6e-4, 0, 1), (9e-4, 0, 0)])
+def test_a_busy_machine_hides_a_clear_difference_no_longer_than_short_samples_take(
+    monkeypatch, ours, least, most
+) -> None:
+    """Stock takes 6e-4 seconds. Of twenty races so many are won."""
+    won = 0
+    for seed in range(20):
+        machine = BusyMachine(seed)
+
+        def batch_time(call, modules, calls, machine=machine):
+            begin = machine.now
+            for i in range(calls):
+                machine.work(ours if call(modules[i % len(modules)])[0] == "ours" else 6e-4)
+            return (machine.now - begin) / calls
+
+        monkeypatch.setattr(race, "_batch_time", batch_time)
+        result = race.race(FakeProbe(True), ["m1", "m2"], lambda module, rows: ("ours", rows), (1,))
+        won += result[1].wins
+    assert least <= won <= most
 
 
 def test_what_is_slower_at_rows_1_is_not_tried_at_the_others_of_its_unit(monkeypatch) -> None:
