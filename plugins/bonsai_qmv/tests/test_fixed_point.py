@@ -239,7 +239,8 @@ def parts(x):
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 def test_rows_of_a_few_large_numbers_are_the_sum_of_two_that_fit(bits, k, fixed):
     largest = k / 4  # three to eight times as large as a row that fits may have
-    case = spiked(Case.random(k, bits, 64, 3, 37, k, ("float32", "float16", "float16")), [largest, largest / 3, -largest])
+    case = Case.random(k, bits, 64, 3, 37, k, ("float32", "float16", "float16"))
+    spiked(case, [largest, largest / 3, -largest])
     facts = case.facts(fixed)
     assert np.isfinite(facts[0])
     y = case.run(isa=fixed, threads=2)
