@@ -45,8 +45,9 @@ _OURS_BUDGET_S = 0.1
 _HOPELESS_S = 0.02
 #: Seconds a call that a busy machine alone does not explain.
 _STOLEN_S = 0.1
-#: A spread that says that others had the processors meanwhile; then so many pairs of samples of an eighth of the calls.
-_BUSY, _SHORT_PAIRS = 0.2, 24
+#: A spread that says that others had the processors meanwhile, and one that may hide nothing; between them what is
+#: decided stays. Beyond so many pairs of samples of an eighth of the calls decide.
+_BUSY, _STILL, _SHORT_PAIRS = 0.2, 0.02, 24
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,8 @@ def _duel(probe: Probe, modules: Sequence[Any], ours: Callable[..., Any], args: 
         timing = Timing(statistics.median(mine), statistics.median(theirs), _spread(mine) + _spread(theirs), how)
         if timing.wins or not timing.not_slower:
             break
-    if timing.spread <= _BUSY:
+    decided = timing.wins or not timing.not_slower
+    if timing.spread <= (_BUSY if decided else _STILL):
         return timing
     calm = _calm_duel(modules, (lambda m: ours(m, *args), max(1, calls // 8)),
                       (lambda m: stock(m, *args), max(1, stock_calls // 8)), factor, how)  # fmt: skip
