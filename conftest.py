@@ -1,4 +1,5 @@
-"""What holds for a whole run: every test has a cache of its own, kernels compiled by the lab are kept, mlx's own are tested only when asked for."""
+"""What holds for a whole run: every test has a cache of its own, kernels compiled by the lab are kept, mlx's own are
+tested only when asked for."""
 
 from __future__ import annotations
 

@@ -194,7 +194,8 @@ def _duel(probe: Probe, modules: Sequence[Any], ours: Callable[..., Any], args: 
         if timing.wins or not timing.not_slower:
             break
     decided = timing.wins or not timing.not_slower
-    if timing.spread <= (_BUSY if decided else _STILL):
+    # On a GPU short samples would time the waiting for their end.
+    if device != "cpu" or timing.spread <= (_BUSY if decided else _STILL):
         return timing
     calm = _calm_duel(modules, (lambda m: ours(m, *args), max(1, calls // 8)),
                       (lambda m: stock(m, *args), max(1, stock_calls // 8)), factor, how)  # fmt: skip
