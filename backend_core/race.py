@@ -46,8 +46,8 @@ _HOPELESS_S = 0.02
 #: Seconds a call that a busy machine alone does not explain.
 _STOLEN_S = 0.1
 #: A spread that says that others had the processors meanwhile, and one that may hide nothing; between them what is
-#: decided stays. Beyond so many pairs of samples of an eighth of the calls decide.
-_BUSY, _STILL, _SHORT_PAIRS = 0.2, 0.02, 24
+#: decided stays. Beyond that pairs of samples of an eighth of the calls decide: so many, in about so many seconds.
+_BUSY, _STILL, _SHORT_PAIRS, _SHORT_BUDGET_S = 0.2, 0.02, 24, 0.6
 
 
 @dataclass(frozen=True)
@@ -197,24 +197,28 @@ def _duel(probe: Probe, modules: Sequence[Any], ours: Callable[..., Any], args: 
     # On a GPU short samples would time the waiting for their end.
     if device != "cpu" or timing.spread <= (_BUSY if decided else _STILL):
         return timing
-    calm = _calm_duel(modules, (lambda m: ours(m, *args), max(1, calls // 8)),
-                      (lambda m: stock(m, *args), max(1, stock_calls // 8)), factor, how)  # fmt: skip
+    sides = ((lambda m: ours(m, *args), max(1, calls // 8)), (lambda m: stock(m, *args), max(1, stock_calls // 8)))
+    pairs = min(_SHORT_PAIRS, int(_SHORT_BUDGET_S / (timing.ours * sides[0][1] + timing.stock / factor * sides[1][1])))
+    if pairs < _SHORT_PAIRS // 3:
+        return timing
+    calm = _calm_duel(modules, sides, pairs, factor, how)
     return calm if calm.spread < timing.spread else timing
 
 
-def _calm_duel(modules: Sequence[Any], ours: tuple[Callable[[Any], Any], int],
-               stock: tuple[Callable[[Any], Any], int], factor: float, how: str) -> Timing:  # fmt: skip
-    """Of many short samples the fastest quarter: those that nobody took the processors from, if there are any.
+def _calm_duel(modules: Sequence[Any], sides: Sequence[tuple[Callable[[Any], Any], int]], pairs: int,
+               factor: float, how: str) -> Timing:  # fmt: skip
+    """Of many short samples of ours and stock the fastest quarter: those that nobody took the processors from, if there
+    are any.
 
     The slowest of that quarter is the time, and how far the fastest lies below it the spread.
     """
     times: tuple[list[float], list[float]] = ([], [])
-    for i in range(_SHORT_PAIRS):
+    for i in range(pairs):
         for side in (0, 1) if i % 2 else (1, 0):
-            call, calls = (ours, stock)[side]
+            call, calls = sides[side]
             begin = i * calls % len(modules)
             times[side].append(_batch_time(call, [*modules[begin:], *modules[:begin]], calls))
-    fastest = [sorted(t)[: _SHORT_PAIRS // 4] for t in times]
+    fastest = [sorted(t)[: pairs // 4] for t in times]
     spread = sum((t[-1] - t[0]) / t[-1] for t in fastest)
     return Timing(fastest[0][-1], fastest[1][-1] * factor, spread, how)
 
