@@ -47,7 +47,7 @@ _HOPELESS_S = 0.02
 _STOLEN_S = 0.1
 #: A spread that says that others had the processors meanwhile, and one that may hide nothing; between them what is
 #: decided stays. Beyond that pairs of samples of an eighth of the calls decide: so many, in about so many seconds.
-_BUSY, _STILL, _SHORT_PAIRS, _SHORT_BUDGET_S = 0.2, 0.02, 24, 0.6
+_BUSY, _STILL, _SHORT_PAIRS, _SHORT_BUDGET_S = 0.2, 0.02, 48, 0.8
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,9 @@ class Timing:
     @property
     def unclear(self) -> bool:
         """True if the noise decided, and would decide otherwise on another day."""
-        return self.spread > 0.5 and 1 / CLEAR_LEAD < self.ratio < CLEAR_LEAD
+        if not 1 / CLEAR_LEAD < self.ratio < CLEAR_LEAD:
+            return False
+        return self.spread > (0.5 if self.wins or not self.not_slower else 0.1)
 
     @property
     def noise(self) -> float:
@@ -207,10 +209,10 @@ def _duel(probe: Probe, modules: Sequence[Any], ours: Callable[..., Any], args: 
 
 def _calm_duel(modules: Sequence[Any], sides: Sequence[tuple[Callable[[Any], Any], int]], pairs: int,
                factor: float, how: str) -> Timing:  # fmt: skip
-    """Of many short samples of ours and stock the fastest quarter: those that nobody took the processors from, if there
+    """Of many short samples of ours and stock the fastest eighth: those that nobody took the processors from, if there
     are any.
 
-    The slowest of that quarter is the time, and how far the fastest lies below it the spread.
+    The slowest of those is the time, and how far the fastest lies below it the spread.
     """
     times: tuple[list[float], list[float]] = ([], [])
     for i in range(pairs):
@@ -218,7 +220,7 @@ def _calm_duel(modules: Sequence[Any], sides: Sequence[tuple[Callable[[Any], Any
             call, calls = sides[side]
             begin = i * calls % len(modules)
             times[side].append(_batch_time(call, [*modules[begin:], *modules[:begin]], calls))
-    fastest = [sorted(t)[: pairs // 4] for t in times]
+    fastest = [sorted(t)[: pairs // 8] for t in times]
     spread = sum((t[-1] - t[0]) / t[-1] for t in fastest)
     return Timing(fastest[0][-1], fastest[1][-1] * factor, spread, how)
 

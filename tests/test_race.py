@@ -32,6 +32,23 @@ def test_a_win_exceeds_the_noise(ratio, spread, wins, not_slower) -> None:
     assert (t.wins, t.not_slower) == (wins, not_slower)
 
 
+@pytest.mark.parametrize(
+    ("ratio", "spread", "unclear"),
+    [
+        (1.05, 0.05, False),  # open, but close
+        (1.2, 0.3, True),  # open, and may be a win
+        (0.9, 0.3, True),  # open, and may be a loss
+        (1.4, 0.3, False),  # a win
+        (0.5, 0.3, False),  # a loss
+        (1.7, 0.6, True),  # a win on a day like that
+        (5.0, 9.0, False),
+        (0.2, 9.0, False),
+    ],
+)
+def test_what_the_noise_left_open_is_not_remembered(ratio, spread, unclear) -> None:
+    assert Timing(1.0, ratio, spread).unclear == unclear
+
+
 class FakeProbe:
     """Stock takes `per_row` seconds a row, ours `ours`."""
 
