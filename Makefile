@@ -1,5 +1,6 @@
 # Thin on purpose: everything but installing is Python.
 #   make demo    a real model, stock next to accelerated: a table; and a ternary model
+#                (PEERS=DIR, a build of llama.cpp: its speed on the same weights as well)
 #   make test    the whole suite, in two processes (TEST_PROCESSES=0: in one, for --pdb)
 #   make bench   prompt and decode speed, interleaved
 PYTHON ?= python3
@@ -31,6 +32,11 @@ demo: $(STAMPS)/plugins $(STAMPS)/demo-model
 	@echo && echo "A ternary model at 1.75 bits a weight (examples/tiny-ternary):"
 	$(BIN)/mlx_lm.generate --backend accel --backend-option t5=packed --model examples/tiny-ternary/model \
 	  --ignore-chat-template --prompt "BRUTUS." --max-tokens 120
+ifneq ($(PEERS),)
+	@echo && echo "The same model against llama.cpp in $(PEERS), in turns:"
+	$(BIN)/mlx-accel bench generate --model SmolLM2 --peers $(PEERS) --no-stock --repeats 9 \
+	  --only 'decode 64$$' --only 'prompt of 512$$'
+endif
 
 test: $(STAMPS)/plugins $(STAMPS)/demo-model $(STAMPS)/test
 	$(BIN)/ruff check .
