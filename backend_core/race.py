@@ -45,6 +45,8 @@ _OURS_BUDGET_S = 0.1
 _HOPELESS_S = 0.02
 #: Seconds a call that a busy machine alone does not explain.
 _STOLEN_S = 0.1
+#: Seconds of a sample that a busy machine does not make eight times as long.
+_LONG_S = 0.03
 #: A spread that says that others had the processors meanwhile, and one that may hide nothing; between them what is
 #: decided stays. Beyond that pairs of samples of an eighth of the calls decide: so many, in about so many seconds.
 _BUSY, _STILL, _SHORT_PAIRS, _SHORT_BUDGET_S = 0.2, 0.02, 48, 0.8
@@ -177,7 +179,7 @@ def _duel(probe: Probe, modules: Sequence[Any], ours: Callable[..., Any], args: 
 
     run_ours()
     run_stock()
-    if theirs[0] > OBVIOUS_LEAD * mine[0]:
+    if theirs[0] > OBVIOUS_LEAD * mine[0] and theirs[0] / factor * stock_calls > _LONG_S:
         run_ours()
         return Timing(statistics.median(mine), theirs[0], _spread(mine), how)
     if max(theirs[0], mine[0]) > CLEAR_LEAD * min(theirs[0], mine[0]):

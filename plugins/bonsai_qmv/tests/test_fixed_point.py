@@ -272,6 +272,25 @@ def test_split_rows_get_their_bias_and_dtype(dtype, fixed):
         assert np.array_equal(alone.raw[0], together.raw[m])
 
 
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_large_numbers_that_fill_groups_of_weights_of_zero(bits, group, fixed):
+    """The sums of such a group are large, cancel, and are rounded first."""
+    top, k = (1 << bits) - 1, 8 * group
+    for size in (20, 60, 200, 500, 2000):
+        for share in (0.1, 0.3, 1.0):
+            case = Case.random(size, bits, group, 3, 16, k)
+            case.biases = h.Typed.of(-top * case.scales.values, "float32")
+            rng = np.random.default_rng(size)
+            x = case.x.values.copy()
+            codes = np.full((16, k), CENTER[bits])
+            for at in (slice(group, 2 * group), slice(5 * group, 6 * group)):
+                codes[:, at] = top
+                x[:, at] = np.where(rng.random(group) < share, size * rng.uniform(0.5, 1, group), x[:, at])
+            case.x, case.w = h.Typed.of(x, "float32"), h.Typed(ref.pack(codes, bits), "uint32")
+            case.check(case.run(isa=fixed))
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from([1, 2, 4, 8]), st.sampled_from([32, 64, 128]), st.integers(2, 12), st.integers(1, 40),

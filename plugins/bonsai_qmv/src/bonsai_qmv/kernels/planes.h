@@ -24,6 +24,7 @@
 
 #include <accel/fixed_point.h>
 #include <accel/lines.h>
+#include <math.h>
 
 #include "problem.h"
 
@@ -87,9 +88,9 @@ inline void few_rows(const Problem& p);
  * those down to the 2^e-th part of the largest, and all others. False if there are not two such rows.
  *
  * A number of the first row has an error of 2^(e - 23) of itself at most, which is a quarter of the bound, whatever weights it
- * meets, with 2^e <= sqrt(k) / 2. Beyond that its sums are rounded where it meets weights of zero whose bias is not: kRounded
- * is what that comes to in the measure of spread, for up to 32 groups. The second row fits as others do, by two thirds of
- * the bound. */
+ * meets, with 2^e <= sqrt(k) / 2. Beyond that the sums of its groups are rounded where it meets weights of zero whose bias is
+ * not: kRounded is what one large number comes to in the measure of spread; those of a group count together, half as much,
+ * and groups as independent errors do. The second row fits as others do, by two thirds of the bound. */
 inline bool split_row(const Problem& p) {
   constexpr float kRounded = 0.1f, kShare = 1.5f;
   float* x = (float*)accel_scratch(p.call, (size_t)(2 * (p.k + p.n)) * sizeof(float));
@@ -98,15 +99,26 @@ inline bool split_row(const Problem& p) {
   load_floats<Avx512>(p.x->data, accel_row_offset(p.x, p.row0), p.x->strides[p.x->ndim - 1], p.x->dtype, x, p.k);
   if (unit_of(x, p.k, p.spread * kRounded, p.zeros) == 0) return false;
   const __m512 magnitude = _mm512_castsi512_ps(_mm512_set1_epi32(0x7fffffff));
-  __m512 max = _mm512_setzero_ps();
-  for (int64_t i = 0; i < p.k; i += 16) max = _mm512_max_ps(max, _mm512_and_ps(_mm512_loadu_ps(x + i), magnitude));
+  __m512 m = _mm512_setzero_ps();
+  for (int64_t i = 0; i < p.k; i += 16) m = _mm512_max_ps(m, _mm512_and_ps(_mm512_loadu_ps(x + i), magnitude));
+  const float max = _mm512_reduce_max_ps(m);
   const int e = (63 - __builtin_clzll((uint64_t)p.k)) / 2 - 1;
-  const __m512 limit = _mm512_set1_ps(_mm512_reduce_max_ps(max) * accel_fixed::power_of_two(-e));
+  const __m512 limit = _mm512_set1_ps(max * accel_fixed::power_of_two(-e)), inverse = _mm512_set1_ps(1.0f / max);
+  float squares = 0; /* of the groups' sums of large numbers, in units of max */
+  for (int64_t g = 0; g < p.k; g += p.group) {
+    __m512 large = _mm512_setzero_ps();
+    for (int64_t i = g; i < g + p.group; i += 16) {
+      const __m512 f = _mm512_loadu_ps(x + i), size = _mm512_and_ps(f, magnitude);
+      const __mmask16 small = _mm512_cmp_ps_mask(size, limit, _CMP_LT_OQ);
+      large = _mm512_add_ps(large, _mm512_maskz_mul_ps((__mmask16)~small, size, inverse));
+      _mm512_storeu_ps(rest + i, _mm512_maskz_mov_ps(small, f));
+    }
+    const float sum = _mm512_reduce_add_ps(large);
+    squares += sum * sum;
+  }
+  if (squares > 4 && unit_of(x, p.k, p.spread * kRounded * 0.5f * sqrtf(squares), p.zeros) == 0) return false;
   for (int64_t i = 0; i < p.k; i += 16) {
-    const __m512 f = _mm512_loadu_ps(x + i);
-    const __mmask16 small = _mm512_cmp_ps_mask(_mm512_and_ps(f, magnitude), limit, _CMP_LT_OQ);
-    _mm512_storeu_ps(rest + i, _mm512_maskz_mov_ps(small, f));
-    _mm512_storeu_ps(x + i, _mm512_maskz_mov_ps((__mmask16)~small, f));
+    _mm512_storeu_ps(x + i, _mm512_sub_ps(_mm512_loadu_ps(x + i), _mm512_loadu_ps(rest + i))); /* one of them is 0 */
   }
   if (unit_of(rest, p.k, p.spread * kShare, p.zeros) == 0) return false;
   const int64_t shape[2] = {2, p.k}, strides[2] = {p.k, 1};
