@@ -69,7 +69,7 @@ struct AmxJob {
   const Problem* p;
   const Order* order;
   float* unit; /* per row of x; 0 where it does not fit */
-  float spread;
+  float of_one;
   int64_t m0, rows, tiles; /* the rows at work, sixteen to a tile */
   int64_t stretches, groups; /* groups: of scales as they are used, not less than there are */
   int expand;                /* log2 of uses per scale */
@@ -87,7 +87,7 @@ inline void amx_units(void* arg, int64_t begin, int64_t end) {
   float* line = job.slots.of(slot);
   for (int64_t m = begin; m < end; ++m) {
     load_floats<Avx512>(p.x->data, accel_row_offset(p.x, m), stride, p.x->dtype, line, p.k);
-    job.unit[m] = unit_of(line, p.k, job.spread, p.zeros);
+    job.unit[m] = unit_of(line, p.k, p.group, p.spread, p.zeros, job.of_one);
   }
   job.slots.give(slot);
 }

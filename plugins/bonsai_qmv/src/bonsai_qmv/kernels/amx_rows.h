@@ -23,19 +23,19 @@ inline void amx_large_rows(const Problem& p) {
   if (!job.unit || !job.slots.make(p.call, job.stretches * 64)) return;
   /* Sums in bfloat16 tiles are float32: what is added to the weights must not be much larger than they are. */
   const bool able = accel_has(p.call, ACCEL_ISA_AMX_BF16) && p.spread * 4 <= sqrtf((float)p.k);
-  auto unfit_rows = [&](float spread) {
-    job.spread = spread;
+  auto unfit_rows = [&](float of_one) {
+    job.of_one = of_one;
     accel_parallel_for(p.call, p.rows, 16, amx_units, &job);
     int64_t n = 0;
     for (int64_t m = 0; m < p.rows; ++m) n += job.unit[m] == 0;
     return n;
   };
   bool pieces = able && p.group == 32;
-  int64_t unfit = unfit_rows(pieces ? p.spread * kPieces : p.spread);
+  int64_t unfit = unfit_rows(pieces ? kPieces : 1.0f);
   if (able && !pieces && unfit) { /* rows that are not finite fit neither way and are no reason to change it */
-    const int64_t neither = unfit_rows(p.spread * kPieces);
+    const int64_t neither = unfit_rows(kPieces);
     pieces = neither < unfit;
-    unfit = pieces ? neither : unfit_rows(p.spread);
+    unfit = pieces ? neither : unfit_rows(1.0f);
   }
   if (unfit > p.rows / 8 + 1) {
     large_rows<Avx512>(p);

@@ -13,7 +13,8 @@
  * Fitness    A number far below the largest keeps few bits. Rounding errors are independent and grow with the square
  *            root of k, the bound with k: unit_of says if the row stays inside the bound by `kSafety` standard deviations
  *            even if the largest quarter of its numbers meets nothing but weights of zero, or as many as there are weights
- *            next to zero in a row of W (`zeros`): only the smaller numbers of the row count. Rows with NaN, infinity or
+ *            next to zero in a row of W (`zeros`): only the smaller numbers of the row count; and if a group of large
+ *            numbers meets nothing but weights of zero (kTogether). Rows with NaN, infinity or
  *            subnormal maximum do not fit either. Of up to 16 rows those that do not fit because of a few large numbers are
  *            the sum of two rows that do (split_row); the others take the float32 kernel (qmv_body.h). The row and what is
  *            known of the layer alone decide.
@@ -47,10 +48,29 @@ using accel_lines::store16;
 using accel_lines::transpose16;
 using accel_fixed::split_digits;
 
+/* What the numbers of a group may come to together, in the measure of spread and in units of the largest number: their sum
+ * is rounded as one where it meets weights of zero whose bias is not. Half of what one number is allowed for (kPieces of
+ * amx_rows.h), since spread counts one. */
+constexpr float kTogether = 0.05f;
+
+/* The root of the sum of squares of the groups' sums of magnitudes, over max. */
+inline float together(const float* x, int64_t k, int group, float max) {
+  const __m512 magnitude = _mm512_castsi512_ps(_mm512_set1_epi32(0x7fffffff)), inverse = _mm512_set1_ps(1.0f / max);
+  float squares = 0;
+  for (int64_t g = 0; g < k; g += group) {
+    __m512 sum = _mm512_setzero_ps();
+    for (int64_t i = g; i < g + group; i += 16) sum = _mm512_add_ps(sum, _mm512_and_ps(_mm512_loadu_ps(x + i), magnitude));
+    const float all = _mm512_reduce_add_ps(_mm512_mul_ps(sum, inverse));
+    squares += all * all;
+  }
+  return sqrtf(squares);
+}
+
 /* accel_fixed::unit_of, which looks for the power of two that says most about a row. Nearly every row fits by what one of
  * them says, a 64th of the largest number's: the more of them is known, the larger is the sum that must be large
- * enough. k is a multiple of 32. spread 0: any finite row fits. */
-inline float unit_of(const float* x, int64_t k, float spread, float zeros) {
+ * enough. k is a multiple of 32. spread 0: any finite row fits. `of_one` is what the errors of single numbers come to, of
+ * spread; see kTogether for those of groups. */
+inline float unit_of(const float* x, int64_t k, int group, float spread, float zeros, float of_one = 1.0f) {
   const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
   __m512i m = _mm512_setzero_si512(), other = m; /* as integers: NaN is above infinity */
   for (int64_t i = 0; i < k; i += 32) {
@@ -73,12 +93,18 @@ inline float unit_of(const float* x, int64_t k, float spread, float zeros) {
       more = _mm512_mask_add_ps(more, second, more, b);
     }
     const float sum = _mm512_reduce_add_ps(_mm512_add_ps(total, more)) + (float)(counted - n) * limit;
-    /* A thousandth for the rounding of sums: what is decided here is decided no differently there. */
-    if (n <= counted && max * (accel_fixed::kSafety * 0.29f) * spread * 1.001f <= sum) {
-      return accel_fixed::power_of_two((int32_t)(accel_bits_of_float(max * 1.0078125f) >> 23) - 127 - 22);
-    }
+    const auto fits = [&](float measure) { /* a thousandth for the rounding of sums: decided no differently below */
+      return n <= counted && max * (accel_fixed::kSafety * 0.29f) * spread * measure * 1.001f <= sum;
+    };
+    /* A group comes to group numbers as large as the largest, at most. */
+    const float most = kTogether * sqrtf((float)(k * group)), unit = accel_fixed::power_of_two(
+        (int32_t)(accel_bits_of_float(max * 1.0078125f) >> 23) - 127 - 22);
+    if (fits(most > of_one ? most : of_one)) return unit;
+    const float some = kTogether * together(x, k, group, max);
+    if (some > of_one) of_one = some;
+    if (fits(of_one)) return unit;
   }
-  return accel_fixed::unit_of(x, k, spread, zeros);
+  return accel_fixed::unit_of(x, k, spread * of_one, zeros);
 }
 
 /* Any number of rows up to kSmallRows by the kernels of the file that includes this. */
@@ -89,7 +115,7 @@ inline void few_rows(const Problem& p);
  *
  * A number of the first row has an error of 2^(e - 23) of itself at most, which is a quarter of the bound, whatever weights it
  * meets, with 2^e <= sqrt(k) / 2. Beyond that the sums of its groups are rounded where it meets weights of zero whose bias is
- * not: kRounded is what one large number comes to in the measure of spread; those of a group count together, half as much,
+ * not: kRounded is what one large number comes to in the measure of spread; those of a group count together (kTogether),
  * and groups as independent errors do. The second row fits as others do, by two thirds of the bound. */
 inline bool split_row(const Problem& p) {
   constexpr float kRounded = 0.1f, kShare = 1.5f;
@@ -97,7 +123,7 @@ inline bool split_row(const Problem& p) {
   if (!x) return true; /* the call has failed */
   float *rest = x + p.k, *y = rest + p.k;
   load_floats<Avx512>(p.x->data, accel_row_offset(p.x, p.row0), p.x->strides[p.x->ndim - 1], p.x->dtype, x, p.k);
-  if (unit_of(x, p.k, p.spread * kRounded, p.zeros) == 0) return false;
+  if (accel_fixed::unit_of(x, p.k, p.spread * kRounded, p.zeros) == 0) return false;
   const __m512 magnitude = _mm512_castsi512_ps(_mm512_set1_epi32(0x7fffffff));
   __m512 m = _mm512_setzero_ps();
   for (int64_t i = 0; i < p.k; i += 16) m = _mm512_max_ps(m, _mm512_and_ps(_mm512_loadu_ps(x + i), magnitude));
@@ -116,11 +142,12 @@ inline bool split_row(const Problem& p) {
     const float sum = _mm512_reduce_add_ps(large);
     squares += sum * sum;
   }
-  if (squares > 4 && unit_of(x, p.k, p.spread * kRounded * 0.5f * sqrtf(squares), p.zeros) == 0) return false;
+  const float of_groups = kTogether * sqrtf(squares);
+  if (of_groups > kRounded && accel_fixed::unit_of(x, p.k, p.spread * of_groups, p.zeros) == 0) return false;
   for (int64_t i = 0; i < p.k; i += 16) {
     _mm512_storeu_ps(x + i, _mm512_sub_ps(_mm512_loadu_ps(x + i), _mm512_loadu_ps(rest + i))); /* one of them is 0 */
   }
-  if (unit_of(rest, p.k, p.spread * kShare, p.zeros) == 0) return false;
+  if (unit_of(rest, p.k, p.group, p.spread * kShare, p.zeros) == 0) return false;
   const int64_t shape[2] = {2, p.k}, strides[2] = {p.k, 1};
   const accel_array both = {x, shape, strides, 2 * p.k, 2, ACCEL_FLOAT32};
   Problem two = p;
@@ -154,7 +181,7 @@ int fit_rows(const Problem& p, float* x, float* unit, int32_t* rows, Make make) 
   int fit = 0, unfit = 0;
   for (int64_t m = 0; m < p.rows; ++m) {
     load_floats<Avx512>(p.x->data, accel_row_offset(p.x, p.row0 + m), stride, p.x->dtype, x, p.k);
-    unit[fit] = unit_of(x, p.k, p.spread, p.zeros);
+    unit[fit] = unit_of(x, p.k, p.group, p.spread, p.zeros);
     if (unit[fit] == 0) {
       left[unfit++] = (int32_t)(p.row0 + m);
       continue;
