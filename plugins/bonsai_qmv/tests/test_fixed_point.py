@@ -228,50 +228,6 @@ def spiked(case, spikes, seed=0):
     return case
 
 
-def parts(x):
-    """The large numbers of a row and the others, as the kernel parts them."""
-    size, e = np.abs(x), int(np.log2(x.size)) // 2 - 1
-    large = size >= size.max() * np.float32(2.0**-e)
-    return np.stack([np.where(large, x, 0), np.where(large, 0, x)]).astype(np.float32)
-
-
-@pytest.mark.parametrize("k", [512, 576, 1536, 4096])
-@pytest.mark.parametrize("bits", [1, 2, 4, 8])
-def test_rows_of_a_few_large_numbers_are_the_sum_of_two_that_fit(bits, k, fixed):
-    largest = k / 4  # three to eight times as large as a row that fits may have
-    case = Case.random(k, bits, 64, 3, 37, k, ("float32", "float16", "float16"))
-    spiked(case, [largest, largest / 3, -largest])
-    facts = case.facts(fixed)
-    assert np.isfinite(facts[0])
-    y = case.run(isa=fixed, threads=2)
-    case.check(y)
-    for m in range(3):
-        x = case.x.raw[m]
-        small = np.sort(np.abs(x))[: int(k * 0.7)].sum()
-        assert np.abs(x).max() * 1.45 * facts[0] > small, "this row fits"
-        two = h.Typed(np.full((2, 37), 7, np.float32), "float32")
-        inputs = [h.Typed(parts(x), "float32"), case.w, case.scales, case.biases]
-        h.call(cases.library(), plugin.SYMBOL, inputs, two, [bits, 64, 0.0, *facts[1:]], isa=fixed)
-        assert np.array_equal(y.raw[m].view(np.uint32), (two.raw[0] + two.raw[1]).view(np.uint32)), m
-        alone = case.run(isa=VNNI, x=case.x.view(lambda a, m=m: a[m : m + 1]))
-        assert np.array_equal(alone.raw[0].view(np.uint32), y.raw[m].view(np.uint32)), m
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_split_rows_get_their_bias_and_dtype(dtype, fixed):
-    case = Case.random(5, 4, 32, 4, 37, 576, (dtype, "float16", "float16"), bias=True)
-    x = case.x.values.copy()
-    x[1, [3, 77]] = 150, -160
-    x[3, 500] = 200
-    case.x = h.Typed.of(x, dtype)
-    case.bias = h.Typed.of(case.bias.values, dtype)
-    together = case.run(isa=fixed, threads=2)
-    case.check(together)
-    for m in range(4):
-        alone = case.run(isa=VNNI, x=case.x.view(lambda a, m=m: a[m : m + 1]))
-        assert np.array_equal(alone.raw[0], together.raw[m])
-
-
 @pytest.mark.parametrize("group", [32, 64, 128])
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 def test_large_numbers_that_fill_groups_of_weights_of_zero(bits, group, fixed):

@@ -12,8 +12,5 @@
 #include "amx_small_body.h"
 
 namespace bonsai {
-namespace {
-inline void few_rows(const Problem& p) { amx_small_rows(p); }
-}  // namespace
 const Bodies kAmxBodies = {amx_small_rows, amx_large_rows, vnni_facts};
 }

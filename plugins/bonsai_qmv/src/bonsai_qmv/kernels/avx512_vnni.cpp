@@ -6,8 +6,5 @@
 #include "vnni_body.h"
 
 namespace bonsai {
-namespace {
-inline void few_rows(const Problem& p) { vnni_small_rows(p); }
-}  // namespace
 const Bodies kVnniBodies = {vnni_small_rows, large_rows<Avx512>, vnni_facts};
 }

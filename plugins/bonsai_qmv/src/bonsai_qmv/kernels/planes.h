@@ -14,10 +14,9 @@
  *            root of k, the bound with k: unit_of says if the row stays inside the bound by `kSafety` standard deviations
  *            even if the largest quarter of its numbers meets nothing but weights of zero, or as many as there are weights
  *            next to zero in a row of W (`zeros`): only the smaller numbers of the row count; and if a group of large
- *            numbers meets nothing but weights of zero (kTogether). Rows with NaN, infinity or
- *            subnormal maximum do not fit either. Of up to 16 rows those that do not fit because of a few large numbers are
- *            the sum of two rows that do (split_row); the others take the float32 kernel (qmv_body.h). The row and what is
- *            known of the layer alone decide.
+ *            numbers meets nothing but weights of zero (kTogether). Rows with NaN, infinity or subnormal maximum do not
+ *            fit either. Rows that do not fit take the float32 kernel (qmv_body.h); the row and what is known of the
+ *            layer alone decide.
  * Source     Written for this library; numbers as several digits are the classic way to exact long multiplication.
  */
 #ifndef BONSAI_QMV_PLANES_H
@@ -107,73 +106,8 @@ inline float unit_of(const float* x, int64_t k, int group, float spread, float z
   return accel_fixed::unit_of(x, k, spread * of_one, zeros);
 }
 
-/* Any number of rows up to kSmallRows by the kernels of the file that includes this. */
-inline void few_rows(const Problem& p);
-
-/* y of the one row of p as the sum of two rows that fit, where a few large numbers are all that keeps it from fitting:
- * those down to the 2^e-th part of the largest, and all others. False if there are not two such rows.
- *
- * A number of the first row has an error of 2^(e - 23) of itself at most, which is a quarter of the bound, whatever weights it
- * meets, with 2^e <= sqrt(k) / 2. Beyond that the sums of its groups are rounded where it meets weights of zero whose bias is
- * not: kRounded is what one large number comes to in the measure of spread; those of a group count together (kTogether),
- * and groups as independent errors do. The second row fits as others do, by two thirds of the bound. */
-inline bool split_row(const Problem& p) {
-  constexpr float kRounded = 0.1f, kShare = 1.5f;
-  float* x = (float*)accel_scratch(p.call, (size_t)(2 * (p.k + p.n)) * sizeof(float));
-  if (!x) return true; /* the call has failed */
-  float *rest = x + p.k, *y = rest + p.k;
-  load_floats<Avx512>(p.x->data, accel_row_offset(p.x, p.row0), p.x->strides[p.x->ndim - 1], p.x->dtype, x, p.k);
-  if (accel_fixed::unit_of(x, p.k, p.spread * kRounded, p.zeros) == 0) return false;
-  const __m512 magnitude = _mm512_castsi512_ps(_mm512_set1_epi32(0x7fffffff));
-  __m512 m = _mm512_setzero_ps();
-  for (int64_t i = 0; i < p.k; i += 16) m = _mm512_max_ps(m, _mm512_and_ps(_mm512_loadu_ps(x + i), magnitude));
-  const float max = _mm512_reduce_max_ps(m);
-  const int e = (63 - __builtin_clzll((uint64_t)p.k)) / 2 - 1;
-  const __m512 limit = _mm512_set1_ps(max * accel_fixed::power_of_two(-e)), inverse = _mm512_set1_ps(1.0f / max);
-  float squares = 0; /* of the groups' sums of large numbers, in units of max */
-  for (int64_t g = 0; g < p.k; g += p.group) {
-    __m512 large = _mm512_setzero_ps();
-    for (int64_t i = g; i < g + p.group; i += 16) {
-      const __m512 f = _mm512_loadu_ps(x + i), size = _mm512_and_ps(f, magnitude);
-      const __mmask16 small = _mm512_cmp_ps_mask(size, limit, _CMP_LT_OQ);
-      large = _mm512_add_ps(large, _mm512_maskz_mul_ps((__mmask16)~small, size, inverse));
-      _mm512_storeu_ps(rest + i, _mm512_maskz_mov_ps(small, f));
-    }
-    const float sum = _mm512_reduce_add_ps(large);
-    squares += sum * sum;
-  }
-  const float of_groups = kTogether * sqrtf(squares);
-  if (of_groups > kRounded && accel_fixed::unit_of(x, p.k, p.spread * of_groups, p.zeros) == 0) return false;
-  for (int64_t i = 0; i < p.k; i += 16) {
-    _mm512_storeu_ps(x + i, _mm512_sub_ps(_mm512_loadu_ps(x + i), _mm512_loadu_ps(rest + i))); /* one of them is 0 */
-  }
-  if (unit_of(rest, p.k, p.group, p.spread * kShare, p.zeros) == 0) return false;
-  const int64_t shape[2] = {2, p.k}, strides[2] = {p.k, 1};
-  const accel_array both = {x, shape, strides, 2 * p.k, 2, ACCEL_FLOAT32};
-  Problem two = p;
-  two.x = &both;
-  two.row0 = 0;
-  two.rows = 2;
-  two.y = y;
-  two.y_dtype = ACCEL_FLOAT32;
-  two.bias = NULL;
-  two.spread = 0; /* finite rows fit */
-  few_rows(two);
-  for (int64_t i = 0; i < p.n; i += 16) {
-    const int64_t some = min64(16, p.n - i);
-    const __mmask16 have = (__mmask16)((1u << some) - 1);
-    __m512 v = _mm512_add_ps(_mm512_maskz_loadu_ps(have, y + i), _mm512_maskz_loadu_ps(have, y + p.n + i));
-    if (p.bias) {
-      const int64_t stride = p.bias->strides[0];
-      v = _mm512_add_ps(v, some_floats(p.bias->data, p.bias->dtype, i * stride, stride, some));
-    }
-    store16(p.y, p.y_dtype, p.row0 * p.n + i, have, v);
-  }
-  return true;
-}
-
 /* The rows of a call that fit, up to kSmallRows, at the front of unit and rows; `make(i)` is called with the floats of
- * row i of them in x. The others are split, or left to the float32 kernel, one by one. */
+ * row i of them in x. The others are left to the float32 kernel, one by one. */
 template <class Make>
 int fit_rows(const Problem& p, float* x, float* unit, int32_t* rows, Make make) {
   const int64_t stride = p.x->strides[p.x->ndim - 1];
@@ -193,7 +127,7 @@ int fit_rows(const Problem& p, float* x, float* unit, int32_t* rows, Make make) 
     Problem one = p;
     one.row0 = left[i];
     one.rows = 1;
-    if (!split_row(one)) small_rows<Avx512>(one);
+    small_rows<Avx512>(one);
   }
   return fit;
 }
