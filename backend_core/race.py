@@ -80,9 +80,7 @@ class Timing:
     @property
     def unclear(self) -> bool:
         """True if the noise decided, and would decide otherwise on another day."""
-        if not 1 / CLEAR_LEAD < self.ratio < CLEAR_LEAD:
-            return False
-        return self.spread > (0.5 if self.wins or not self.not_slower else 0.1)
+        return 1 / CLEAR_LEAD < self.ratio < CLEAR_LEAD and self.spread > (0.5 if self.decided else 0.1)
 
     @property
     def noise(self) -> float:
@@ -98,6 +96,11 @@ class Timing:
     def not_slower(self) -> bool:
         """True unless ours is slower beyond the noise."""
         return self.ratio > 1.0 - self.noise
+
+    @property
+    def decided(self) -> bool:
+        """True if one of the two is faster beyond the noise."""
+        return self.wins or not self.not_slower
 
     def as_dict(self) -> dict[str, Any]:
         return {"ours": self.ours, "stock": self.stock, "spread": self.spread, "how": self.how}
@@ -177,29 +180,31 @@ def _duel(probe: Probe, modules: Sequence[Any], ours: Callable[..., Any], args: 
     def run_stock() -> None:
         theirs.append(_batch_time(lambda module: stock(module, *args), modules, stock_calls) * factor)
 
+    def so_far() -> Timing:
+        return Timing(statistics.median(mine), statistics.median(theirs), _spread(mine) + _spread(theirs), how)
+
     run_ours()
     run_stock()
     if theirs[0] > OBVIOUS_LEAD * mine[0] and theirs[0] / factor * stock_calls > _LONG_S:
         run_ours()
-        return Timing(statistics.median(mine), theirs[0], _spread(mine), how)
+        return so_far()
     if max(theirs[0], mine[0]) > CLEAR_LEAD * min(theirs[0], mine[0]):
         # Somebody else may have had the processor, and what is concluded is remembered: not by one sample.
         if mine[0] < _STOLEN_S:
             run_ours()
             run_stock()
         if min(mine) > CLEAR_LEAD * max(theirs) or min(theirs) > CLEAR_LEAD * max(mine):
-            return Timing(statistics.median(mine), statistics.median(theirs), _spread(mine) + _spread(theirs), how)
+            return so_far()
     for _ in range(_MAX_ROUNDS):
         run_stock()
         run_ours()
         run_ours()
         run_stock()
-        timing = Timing(statistics.median(mine), statistics.median(theirs), _spread(mine) + _spread(theirs), how)
-        if timing.wins or not timing.not_slower:
+        timing = so_far()
+        if timing.decided:
             break
-    decided = timing.wins or not timing.not_slower
     # On a GPU short samples would time the waiting for their end.
-    if device != "cpu" or timing.spread <= (_BUSY if decided else _STILL):
+    if device != "cpu" or timing.spread <= (_BUSY if timing.decided else _STILL):
         return timing
     sides = ((lambda m: ours(m, *args), max(1, calls // 8)), (lambda m: stock(m, *args), max(1, stock_calls // 8)))
     pairs = min(_SHORT_PAIRS, int(_SHORT_BUDGET_S / (timing.ours * sides[0][1] + timing.stock / factor * sides[1][1])))

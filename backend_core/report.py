@@ -161,6 +161,10 @@ class Report:
 
     def line(self) -> str:
         """The one line that is printed after loading."""
+        return f"[accel] {self.summary()} ({self.seconds:.2f} s)"
+
+    def summary(self) -> str:
+        """What was selected, in one line."""
         counts = self.counts()
         stock = counts.pop(STOCK, 0)
         total = stock + sum(counts.values())
@@ -170,4 +174,4 @@ class Report:
         parts += [f"joined: {', '.join(f'{n} {kind}' for kind, n in joined.items())}"] if joined else []
         # Of what a compiler wrote, the first line.
         parts += [s if s in self.notes else s.partition("\n")[0] for s in self.sentences()]
-        return "[accel] " + "; ".join(parts) + f" ({self.seconds:.2f} s)"
+        return "; ".join(parts)

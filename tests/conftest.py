@@ -22,7 +22,7 @@ def installed_plugins() -> None:
 
 @pytest.fixture(autouse=True)
 def isolation(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No installed plugin. Subprocesses do not inherit that, but ``MLX_ACCEL_PLUGINS``."""
+    """No installed plugin. Subprocesses do not inherit that: give them ``MLX_ACCEL_PLUGINS``."""
     if "installed_plugins" in request.fixturenames:
         return
     real, here = importlib.metadata.entry_points, tmp_path.resolve()

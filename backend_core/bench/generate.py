@@ -161,7 +161,7 @@ class _Model:
             core.restore(self.model)
             self._stock(task, stock)
         report = core.accelerate(self.model, self.policy)
-        ours = Series("ours", "ours", report.line(), self._bytes(task))
+        ours = Series("ours", "ours", report.summary(), self._bytes(task))
         contenders = [Contender(ours, lambda: self._sample(task))]
         row.series = [ours, stock]
         if self.gguf is not None and self.peers is not None:

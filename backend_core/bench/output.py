@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import json
 import platform
-import re
 import shlex
 import statistics
 import sys
@@ -211,8 +210,7 @@ def notes(rows: Sequence[Row], data: dict[str, Any]) -> list[str]:
     found += [f"{work}: stock runs ({reason})" for work, reason in why.items()]
     if data["bench"] == "generate":
         # What was selected: a model whose layers a busy machine kept apart runs at half the speed.
-        said = dict.fromkeys(re.sub(r" \([0-9.]+ s\)$", "", r.ours.detail) for r in rows if r.ours is not None)
-        found += [f"ours: {line.removeprefix('[accel] ')}" for line in said]
+        found += dict.fromkeys(f"ours: {r.ours.detail}" for r in rows if r.ours is not None)
     return found
 
 

@@ -69,7 +69,7 @@ struct AmxJob {
   const Problem* p;
   const Order* order;
   float* unit; /* per row of x; 0 where it does not fit */
-  float of_one;
+  float of_one; /* of unit_of */
   int64_t m0, rows, tiles; /* the rows at work, sixteen to a tile */
   int64_t stretches, groups; /* groups: of scales as they are used, not less than there are */
   int expand;                /* log2 of uses per scale */

@@ -47,9 +47,9 @@ using accel_lines::store16;
 using accel_lines::transpose16;
 using accel_fixed::split_digits;
 
-/* What the numbers of a group may come to together, in the measure of spread and in units of the largest number: their sum
- * is rounded as one where it meets weights of zero whose bias is not. Half of what one number is allowed for (kPieces of
- * amx_rows.h), since spread counts one. */
+/* What the numbers of a group may come to together, in the measure of spread and in units of the largest number: their
+ * sum is rounded as one where it meets weights of zero whose bias is not. Half of what one number is allowed for (kPieces
+ * of amx_rows.h), since spread counts one. */
 constexpr float kTogether = 0.05f;
 
 /* The root of the sum of squares of the groups' sums of magnitudes, over max. */
@@ -58,7 +58,9 @@ inline float together(const float* x, int64_t k, int group, float max) {
   float squares = 0;
   for (int64_t g = 0; g < k; g += group) {
     __m512 sum = _mm512_setzero_ps();
-    for (int64_t i = g; i < g + group; i += 16) sum = _mm512_add_ps(sum, _mm512_and_ps(_mm512_loadu_ps(x + i), magnitude));
+    for (int64_t i = g; i < g + group; i += 16) {
+      sum = _mm512_add_ps(sum, _mm512_and_ps(_mm512_loadu_ps(x + i), magnitude));
+    }
     const float all = _mm512_reduce_add_ps(_mm512_mul_ps(sum, inverse));
     squares += all * all;
   }
@@ -96,8 +98,8 @@ inline float unit_of(const float* x, int64_t k, int group, float spread, float z
       return n <= counted && max * (accel_fixed::kSafety * 0.29f) * spread * measure * 1.001f <= sum;
     };
     /* A group comes to group numbers as large as the largest, at most. */
-    const float most = kTogether * sqrtf((float)(k * group)), unit = accel_fixed::power_of_two(
-        (int32_t)(accel_bits_of_float(max * 1.0078125f) >> 23) - 127 - 22);
+    const float most = kTogether * sqrtf((float)(k * group));
+    const float unit = accel_fixed::power_of_two((int32_t)(accel_bits_of_float(max * 1.0078125f) >> 23) - 127 - 22);
     if (fits(most > of_one ? most : of_one)) return unit;
     const float some = kTogether * together(x, k, group, max);
     if (some > of_one) of_one = some;
