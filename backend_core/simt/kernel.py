@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from . import shared_memory
 from .text import KernelText, given_at_launch, text_of
 
-#: Threadgroup memory by device: what every Apple GPU has, and what a launch may ask for on compute capability 8.0.
-MOST_THREADGROUP_BYTES = {"metal": 32768, "cuda": 166912}
 #: What a CUDA kernel has without asking.
 DECLARED_BYTES = 49152
 
@@ -86,7 +85,7 @@ class SimtKernel:
         launch = self.geometry(**facts)
         if (names := tuple(name for name, _ in launch.template)) != self.template:
             raise ValueError(f"kernel {self.name!r} has the template parameters {self.template}, not {names}")
-        most = MOST_THREADGROUP_BYTES[facts.get("device", "metal")]
+        most = shared_memory.of_arrays(facts.get("device", "metal"))
         if (size := self.threadgroup_bytes(launch)) > most:
             raise ValueError(f"kernel {self.name!r}: {size} bytes of threadgroup memory; there are {most}")
         return launch
@@ -94,8 +93,7 @@ class SimtKernel:
     def bytes_at_launch(self, template: Sequence[tuple[str, str | int | bool]]) -> int:
         """Threadgroup memory that a launch on CUDA must ask for, 0 if the kernel has enough of its own."""
         size = self.threadgroup_bytes(Launch(tuple(template), (32, 1, 1), (32, 1, 1)))
-        # Each array begins at a multiple of 16 bytes.
-        return 0 if size <= DECLARED_BYTES else size + 128
+        return 0 if size <= DECLARED_BYTES else size + shared_memory.ALIGNMENT
 
     def cuda_body(self, template: Sequence[tuple[str, str | int | bool]]) -> str:
         """The body for CUDA, behind its template parameters as constants."""
@@ -134,7 +132,7 @@ class SimtKernel:
         """
         import mlx.core as mx
 
-        from . import bound, shared_memory
+        from . import bound
 
         if device == "metal":
             return bound.metal(self, launch, fixed)

@@ -1,4 +1,4 @@
-"""Shared memory that a threadgroup may have on the CUDA device at hand."""
+"""Memory that a threadgroup may have on a device."""
 
 from __future__ import annotations
 
@@ -6,12 +6,21 @@ import ctypes
 import functools
 from typing import Any
 
+#: What every Apple GPU has, and a CUDA device that cannot be asked: as much as compute capability 8.0.
+METAL_BYTES, CUDA_BYTES = 32768, 166912
+#: What arrays of a launch on CUDA take beyond their sizes, to begin at multiples of 16 bytes.
+ALIGNMENT = 128
 #: CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN of the CUDA driver's interface.
 _MOST_OF_A_BLOCK = 97
 
 
 def _driver() -> Any:
     return ctypes.CDLL("libcuda.so.1")
+
+
+def of_arrays(device: str) -> int:
+    """Bytes that the arrays of a threadgroup may have on ``"metal"`` or ``"cuda"``."""
+    return METAL_BYTES if device == "metal" else (most_bytes() or CUDA_BYTES) - ALIGNMENT
 
 
 @functools.cache

@@ -200,10 +200,10 @@ METAL_FUNC void mma_16x8x16_first<bfloat>(float* d, uint a0, uint a1, uint a2, u
 }
 
 //: mma_bits_first
-METAL_FUNC void mma_bits_first(int* d, uint a0, uint a1, uint b, ushort) {
+METAL_FUNC void mma_bits_first(int* d, uint a0, uint a1, uint b, uint start, ushort) {
   asm("mma.sync.aligned.m16n8k128.row.col.s32.b1.b1.s32.and.popc {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%7,%7,%7};"
       : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-      : "r"(a0), "r"(a1), "r"(b), "r"(0));
+      : "r"(a0), "r"(a1), "r"(b), "r"(start));
 }
 
 //: mma_bytes
@@ -285,7 +285,9 @@ METAL_FUNC void load_words(uint* to, const T* from) {
 // The compiler would move a plain load behind other memory traffic, to where its values are used.
 template <int COUNT, bool VECTORS, typename T>
 METAL_FUNC void load_words_first(uint* to, const T* from) {
-  if (VECTORS) {
+  if (VECTORS && COUNT == 1) {
+    asm volatile("ld.global.u32 %0, [%1];" : "=r"(*to) : "l"(from) : "memory");
+  } else if (VECTORS) {
 #pragma unroll
     for (int i = 0; i < COUNT; i += 4) {
       asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];"

@@ -149,9 +149,9 @@ METAL_FUNC void mma_16x8x16_first(thread float* d, uint a0, uint a1, uint a2, ui
 // SIMD group. Lane l holds, with r = l / 4 and q = l % 4:
 //   a0: row r, bits 32q ... 32q+31   a1: row r+8, same   b: column r, same
 //   d0, d1: row r, columns 2q, 2q+1     d2, d3: row r+8, same
-METAL_FUNC void mma_bits_first(thread int* d, uint a0, uint a1, uint b, ushort lane) {
+METAL_FUNC void mma_bits_first(thread int* d, uint a0, uint a1, uint b, uint start, ushort lane) {
   const ushort row = lane / 4 * 4, col = lane % 4 * 8;
-  d[0] = d[1] = d[2] = d[3] = 0;
+  d[0] = d[1] = d[2] = d[3] = int(start);
   for (ushort i = 0; i < 4; i++) {
     const uint up = simd_shuffle(a0, ushort(row + i)), down = simd_shuffle(a1, ushort(row + i));
     const uint left = simd_shuffle(b, ushort(col + i)), right = simd_shuffle(b, ushort(col + 4 + i));
@@ -239,7 +239,7 @@ METAL_FUNC void load_words(thread uint* to, P from) {
 }
 
 //: load_words_first
-// load_words of a multiple of four words, that starts before what comes after it.
+// load_words of one word or a multiple of four, that starts before what comes after it.
 template <int COUNT, bool VECTORS, typename P>
 METAL_FUNC void load_words_first(thread uint* to, P from) {
   load_words<COUNT, VECTORS>(to, from);

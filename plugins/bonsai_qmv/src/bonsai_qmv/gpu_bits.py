@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from backend_core.simt import Launch, SimtKernel
 from backend_core.simt.pieces import Shape, octets, pieces_launch, shape_that_fits
+from backend_core.simt.shared_memory import of_arrays
 from backend_core.sites import itemsize
 
 if TYPE_CHECKING:
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
 #: SIMD groups of a threadgroup, at most.
 MOST_SIMD_GROUPS = 17
-#: Shared memory that a threadgroup of it may have, by device.
-BITS_BYTES = {"metal": 32768, "cuda": 163 << 10}
 #: Magnitudes of weights that it takes, zero aside.
 SMALLEST, LARGEST = 2.0**-50, 2.0**50
 
@@ -95,7 +94,7 @@ def _bits_shape(rows: int, k: int, scales_dtype: str, symmetric: int, device: st
                 depth: int = 0) -> Shape:  # fmt: skip
     def fits(s: Shape) -> bool:
         numbers = s.rows, octets(k), s.items, s.simd_groups, s.depth
-        return _bits_bytes(*numbers, itemsize(scales_dtype), symmetric > 0) <= BITS_BYTES[device]
+        return _bits_bytes(*numbers, itemsize(scales_dtype), symmetric > 0) <= of_arrays(device)
 
     shapes = [(simd_groups, depth or 2)] if simd_groups else _bits_shapes(octets(k))
     return shape_that_fits(rows, k, shapes, (1, 2, 4, 8), fits)

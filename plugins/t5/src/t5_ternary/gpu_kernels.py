@@ -11,6 +11,7 @@ from typing import Any
 
 from backend_core.simt import Launch, SimtKernel
 from backend_core.simt.pieces import Shape, octets, pieces_launch, shape_that_fits
+from backend_core.simt.shared_memory import of_arrays
 
 from .gpu_tiles import T5_QMM, T5_QMM_SIMD
 from .layout import GROUP_BYTES
@@ -20,8 +21,6 @@ FLOATS = ("float32", "float16", "bfloat16")
 MOST_ROWS = 8
 #: SIMD groups of a threadgroup of the matrix-vector kernel.
 QMV_SIMD_GROUPS = 4
-#: Threadgroup memory of the matrix kernel, by device.
-MMA_BYTES = {"metal": 32768, "cuda": 163 << 10}
 
 
 def _file(name: str) -> Any:
@@ -82,14 +81,12 @@ def _mma_bytes(rows: int, room: int, items: int, simd_groups: int, depth: int, g
     slots = room * rows * 3 * (groups * (7 if group_size == 128 else 4) + 4)
     x = 16 * slots + _ceil(4 * slots, 16) * 16
     facts = _ceil(8 * room * groups * rows, 16) * 16 + _ceil(4 * room * groups * rows, 16) * 16
-    return x + facts + 64 * items * rows + (3328 + 32768 // group_size) * simd_groups * depth
+    return x + facts + 16 + 64 * items * rows + (3328 + 32768 // group_size) * simd_groups * depth
 
 
 def _mma_shape(rows: int, k: int, group_size: int, device: str, simd_groups: int = 0, depth: int = 0) -> Shape:
     def fits(s: Shape) -> bool:
-        # x is where pieces will be later.
-        room = 2048 * octets(k) * s.rows <= (3328 + 32768 // group_size) * s.simd_groups
-        return room and _mma_bytes(s.rows, octets(k), s.items, s.simd_groups, s.depth, group_size) <= MMA_BYTES[device]
+        return _mma_bytes(s.rows, octets(k), s.items, s.simd_groups, s.depth, group_size) <= of_arrays(device)
 
     shapes = [(simd_groups, depth or 2)] if simd_groups else [(g, 2) for g in (*range(12, 7, -1), 4, 2, 1)]
     return shape_that_fits(rows, k, shapes, (1, 2, 4), fits)

@@ -14,7 +14,8 @@
 // Bytes      as in affine_qmv.metal, read once for each ROWS rows of x
 // Numbers    x in group g becomes integers v of 23 bits, x ~ v * unit with unit = 2^-21 of the highest power of two in
 //            the largest number of the group: half and bfloat keep all their bits down to 2^-11 and 2^-14 of it. Sums
-//            of v over a group's codes are exact; they meet scales as float32, in four parts of six bits. `rounding`
+//            of v over a group's codes are exact but for half a unit; they meet scales as float32, in four parts of six
+//            bits. `rounding`
 //            holds where no weight of a group is more than sqrt(K) / 33 times as large as another: a rounding error
 //            of v has standard deviation 0.29 unit, five of them for a group, 5 * 0.29 * unit * sqrt(128) * max|w|,
 //            stay below 4 * sqrt(K) * 2^-24 * max|x| * min|w|. Rows of x with infinities, NaN or groups of numbers
@@ -75,7 +76,8 @@ METAL_FUNC void load_x(thread uint* raw, XP x, int i, int m_begin, int m_end, in
 
 // x as planes: word q of plane 6 t + 2 j + c of group g at vector [g / 4][row][j][(2 t + c) * 4 + q], element g % 4.
 // Units and sums of x over groups as [g / 4][row]; and what sums of x over the codes of a group have too much for each
-// t, as [g / 4][row][t]: half the sum of x, of its integer the lower 18 bits with t = 0 and the others with t = 3.
+// t, as [g / 4][row][t]: 1.5 * 2^23 and half the sum of x, of its integer the lower 19 bits with t = 0, where a half
+// unit is rounded away, and the others with t = 3.
 // Sets `odd`[simd group][row] where numbers are not finite, above 2^120, or all of a group below 2^-50. `raw` is load_x
 // of the first turn.
 template <typename T, int ROWS, int SIMD_GROUPS, bool VECTORS, typename XP>
@@ -126,8 +128,8 @@ METAL_FUNC void stage_bits(threadgroup ushort* planes, threadgroup float* units,
     sum += simd_shuffle_xor(sum, 2);
     sum += simd_shuffle_xor(sum, 4);
     if (e < 4) {
-      const float some = e == 0 ? float(sum & 0x3ffff) : e == 3 ? float(sum >> 18) : 0.0f;
-      totals[(at * 4 + e) * 4 + group % 4] = 0.5f * unit * some;
+      const float some = e == 0 ? 0.5f * float(sum & 0x7ffff) : e == 3 ? float(sum >> 19) : 0.0f;
+      totals[(at * 4 + e) * 4 + group % 4] = unit * (some + 12582912.0f);
     }
     if (e == 0) {
       units[at * 4 + group % 4] = unit;
@@ -225,10 +227,22 @@ METAL_FUNC void take_eight(thread float* to, threadgroup const uint4* from) {
   }
 }
 
+// Neighbours 2 q and 2 q + 1 of these eight.
+template <typename S>
+METAL_FUNC void take_two(thread float* to, threadgroup const uint* from, int q) {
+  if (sizeof(S) == 4) {
+    to[0] = as_type<float>(from[2 * q]);
+    to[1] = as_type<float>(from[2 * q + 1]);
+  } else {
+    to[0] = low_value<S>(from[q]);
+    to[1] = high_value<S>(from[q]);
+  }
+}
+
 template <typename T, typename S, typename O, int ROWS, int SIMD_GROUPS, int ITEMS, int DEPTH, int SYMMETRIC,
           bool HAS_BIAS, bool VECTORS, bool WHOLE, typename XP, typename WP, typename SP, typename BP>
 METAL_FUNC void affine_bits(XP x, WP w, SP scales, SP biases, BP bias, device O* y, threadgroup uint4* planes,
-                            threadgroup float4* units, threadgroup float4* totals, threadgroup float4* sums,
+                            threadgroup float4* units, threadgroup float4* totals, threadgroup float* sums,
                             threadgroup uint4* stage, threadgroup float* part, threadgroup uint* odd, int m_end,
                             int n_end, int k_end, int m_begin, int first, int step, ushort simd_group, ushort lane) {
   typedef Piece<S, SYMMETRIC> P;
@@ -249,11 +263,13 @@ METAL_FUNC void affine_bits(XP x, WP w, SP scales, SP biases, BP bias, device O*
     copies_end();
   }
   stage_bits<T, ROWS, SIMD_GROUPS, VECTORS>((threadgroup ushort*)planes, (threadgroup float*)units,
-                                            (threadgroup float*)totals, (threadgroup float*)sums, odd, raw, x, m_begin,
+                                            (threadgroup float*)totals, sums, odd, raw, x, m_begin,
                                             m_end, groups, simd_group, lane);
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  const float weight = as_type<float>((127u + 6u * uint(q)) << 23);
+  const float weight = as_type<float>((127u + 6u * uint(q)) << 23), unweighted = 1.0f / weight;
   const int top = q == 3 ? -16 : 32;
+  // Three times this is 1.5 * 2^23 as bits, to which integers are added to be floats.
+  constexpr uint THIRD = 0xc3c00000u;
   int slot = 0;
   for (; first < pieces.tiles; first += pieces.at_once * step) {
     const int here = pieces_in_turn(pieces, first);
@@ -271,25 +287,33 @@ METAL_FUNC void affine_bits(XP x, WP w, SP scales, SP biases, BP bias, device O*
       threadgroup const uint4* piece = own + slot * P::SIZE;
       threadgroup const uint* words = (threadgroup const uint*)piece;
       slot = slot == DEPTH - 1 ? 0 : slot + 1;
-      float scale[2][8], offset[2][8];
+      const int octet = item - tile_in_turn(pieces, item) * octets;
+      float scale[2][8], parts[ROWS][2];
 #pragma unroll
       for (int h = 0; h < 2; h++) {
-        take_eight<S>(scale[h], piece + P::SCALES + (h * 8 + r) * P::VECTORS);
+        threadgroup const uint4* scales_of = piece + (P::SCALES + (h * 8 + r) * P::VECTORS);
+        // What is left of the biases: lane q begins with those of groups 2 q and 2 q + 1.
+        float offset[2];
         if (SYMMETRIC == 0) {
-          take_eight<S>(offset[h], piece + P::OFFSETS + (h * 8 + r) * P::VECTORS);
+          float own_scale[2];
+          take_two<S>(own_scale, (threadgroup const uint*)scales_of, q);
+          take_two<S>(offset, (threadgroup const uint*)(scales_of + (P::OFFSETS - P::SCALES)), q);
+          offset[0] = fma(0.5f, own_scale[0], offset[0]);
+          offset[1] = fma(0.5f, own_scale[1], offset[1]);
+        } else if (SYMMETRIC > 1) {
+          take_two<S>(offset, (threadgroup const uint*)scales_of, q);
+          offset[0] *= 0.5f - 0.5f * float(SYMMETRIC);
+          offset[1] *= 0.5f - 0.5f * float(SYMMETRIC);
         }
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-          offset[h][i] = SYMMETRIC == 1  ? 0.0f
-                         : SYMMETRIC > 0 ? scale[h][i] * (0.5f - 0.5f * float(SYMMETRIC))
-                                         : fma(0.5f, scale[h][i], offset[h][i]);
+        for (int m = 0; m < ROWS; m++) {
+          parts[m][h] = 0.0f;
+          if (SYMMETRIC != 1) {
+            threadgroup const float* xs = sums + (((octet * 2 + q / 2) * ROWS + m) * 4 + q % 2 * 2);
+            parts[m][h] = fma(offset[1], xs[1], offset[0] * xs[0]) * unweighted;
+          }
         }
-      }
-      const int octet = item - tile_in_turn(pieces, item) * octets;
-      float parts[ROWS][2], offsets[ROWS][2];
-#pragma unroll
-      for (int m = 0; m < ROWS; m++) {
-        parts[m][0] = parts[m][1] = offsets[m][0] = offsets[m][1] = 0.0f;
+        take_eight<S>(scale[h], scales_of);
       }
 #pragma unroll
       for (int e = 0; e < 2; e++) {
@@ -307,26 +331,16 @@ METAL_FUNC void affine_bits(XP x, WP w, SP scales, SP biases, BP bias, device O*
 #pragma unroll
           for (int i = 0; i < 4; i++) {
             int d0[4], d1[4], d2[4];
-            mma_bits_first(d0, a[i][0], a[i][1], part_of(b0, i), lane);
-            mma_bits_first(d1, a[i][0], a[i][1], part_of(b1, i), lane);
-            mma_bits_first(d2, a[i][0], a[i][1], part_of(b2, i), lane);
+            mma_bits_first(d0, a[i][0], a[i][1], part_of(b0, i), THIRD, lane);
+            mma_bits_first(d1, a[i][0], a[i][1], part_of(b1, i), 0u, lane);
+            mma_bits_first(d2, a[i][0], a[i][1], part_of(b2, i), 0u, lane);
             const float u = i == 0 ? unit.x : i == 1 ? unit.y : i == 2 ? unit.z : unit.w;
             const float all = i == 0 ? total.x : i == 1 ? total.y : i == 2 ? total.z : total.w;
 #pragma unroll
             for (int h = 0; h < 2; h++) {
               const int sum = ((d0[2 * h] + 2 * d0[2 * h + 1]) + 4 * (d1[2 * h] + 2 * d1[2 * h + 1])) +
                               (16 * d2[2 * h] + top * d2[2 * h + 1]);
-              parts[m][h] = fma(scale[h][e * 4 + i], fma(float(sum), u, -all), parts[m][h]);
-            }
-          }
-          if (SYMMETRIC != 1) {
-            const float4 xs = sums[at];
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-              offsets[m][h] = fma(offset[h][e * 4], xs.x, offsets[m][h]);
-              offsets[m][h] = fma(offset[h][e * 4 + 1], xs.y, offsets[m][h]);
-              offsets[m][h] = fma(offset[h][e * 4 + 2], xs.z, offsets[m][h]);
-              offsets[m][h] = fma(offset[h][e * 4 + 3], xs.w, offsets[m][h]);
+              parts[m][h] = fma(scale[h][e * 4 + i], fma(as_type<float>(sum), u, -all), parts[m][h]);
             }
           }
         }
@@ -339,7 +353,7 @@ METAL_FUNC void affine_bits(XP x, WP w, SP scales, SP biases, BP bias, device O*
           sum += simd_shuffle_xor(sum, 1);
           sum += simd_shuffle_xor(sum, 2);
           if (q == 0) {
-            part[(item * ROWS + m) * 16 + h * 8 + r] = SYMMETRIC == 1 ? sum : sum + offsets[m][h];
+            part[(item * ROWS + m) * 16 + h * 8 + r] = sum;
           }
         }
       }
@@ -377,7 +391,7 @@ METAL_FUNC void affine_bits(XP x, WP w, SP scales, SP biases, BP bias, device O*
 threadgroup uint4 planes[ROOM * ROWS * 192];
 threadgroup float4 units[ROOM * ROWS * 2];
 threadgroup float4 totals[ROOM * ROWS * 8];
-threadgroup float4 sums[ROOM * ROWS * 2];
+threadgroup float sums[ROOM * ROWS * 8];
 threadgroup uint4 stage[SIMD_GROUPS * DEPTH * (144 + 8 * int(sizeof(S)) * (SYMMETRIC == 0 ? 2 : 1))];
 threadgroup float part[ITEMS * ROWS * 16];
 threadgroup uint odd[SIMD_GROUPS * ROWS];

@@ -26,9 +26,8 @@
 // Geometry   threadgroups of 32 * SIMD_GROUPS lanes, as many as the device holds at once. Threadgroup (i, j) of (I, J)
 //            makes columns [t, t + 1) * 16 of rows [j, j + 1) * ROWS for t = i, i + I, i + 2 I ... An octet, 1024
 //            weights or 208 bytes, of 16 columns is a piece of work; SIMD groups take them in turns (pieces.h)
-// Threadgroup memory   SIMD_GROUPS * DEPTH * (3328 + 32768 / GS) bytes, of which the last SIMD_GROUPS * (3328 + 32768 /
-//            GS) are x in the beginning: at least 2048 * ROOM * ROWS; ITEMS * 64 * ROWS; for each octet with room ROWS
-//            * (3420 + 96), with GS 64 ROWS * (3900 + 192)
+// Threadgroup memory   SIMD_GROUPS * DEPTH * (3328 + 32768 / GS) bytes; ITEMS * 64 * ROWS; 16; for each octet with room
+//            ROWS * (3600 + 96), with GS 64 ROWS * (4080 + 192)
 //
 // A byte b of five trits t0 ... t4 gives b, b / 3, b / 9, b / 27, b / 81 rounded down, and tj = (b / 3^j) - 3 (b /
 // 3^(j+1)). So sum tj vj = sum (b / 3^j) (vj - 3 v(j-1)): the quotients are operands as they are, and what they meet is
@@ -38,9 +37,10 @@
 // Four lanes take a word each of a column, whatever group it is of: 16 bytes at a time, thirteen times, and none idles.
 // Groups lie across these steps. What a word meets has a slot for each group that it has bytes of, with zeros for the
 // others. With one row and groups of 128, the other operand's columns 0 ... 2 are the three bytes of x's integers for
-// even groups and columns 4 ... 6 those for odd ones; else they are the bytes of two rows, and steps in which one group
-// ends and one begins are made twice. Where a group ends, its sums are put together and multiplied with its scale; even
-// and odd groups are added up apart.
+// even groups and columns 4 ... 6 those for odd ones; else steps in which one group ends and one begins are made twice.
+// Two rows have columns 0 ... 2 and 4 ... 6; row m of four has columns 2 m, 2 m + 1 and, in another block, 2 m, all of
+// whose sums one lane is given. Where a group ends, its sums are put together and multiplied with its scale; even and
+// odd groups are added up apart.
 
 #include "pieces.h"
 
@@ -69,179 +69,165 @@ METAL_FUNC int slot_of(int i, int g, int q) {
   return (first <= 0 || q >= first) && (last >= 3 || q <= last) ? g * F::WORDS - first + q : F::USED;
 }
 
-// Sixteen numbers of x, in turn `i` of lane `lane`; zeros beyond the end of K.
-template <int ROWS, bool VECTORS, typename XP>
-METAL_FUNC void load_x(thread uint* raw, XP x, int i, int m_begin, int m_end, int k_end) {
-  const int first = i / ROWS * 16, row = min(m_begin + i % ROWS, m_end - 1);
+// The words of a group that lanes make something of together, a lane each, and one more lane with groups of 128: which
+// word, group and row turn `i` of a lane is about, and where its twenty numbers of x begin.
+template <int GS, int ROWS>
+struct Turn {
+  static constant constexpr int LANES = GS == 128 ? 8 : 4;
+  int word, row, group, first;
+  // From here on, GS of the twenty belong to the group.
+  int begin;
+};
+template <int GS, int ROWS>
+METAL_FUNC Turn<GS, ROWS> turn_of(int i, int groups) {
+  typedef Format<GS> F;
+  Turn<GS, ROWS> t;
+  t.word = i % Turn<GS, ROWS>::LANES;
+  t.row = i / Turn<GS, ROWS>::LANES % ROWS;
+  t.group = i / (Turn<GS, ROWS>::LANES * ROWS);
+  const int begin = (t.group % F::GROUPS * F::BYTES % 4 - t.word * 4) * 5;
+  t.first = t.group * GS - begin;
+  // None beyond the end of K.
+  t.begin = t.group < groups ? begin : GS;
+  return t;
+}
+
+// These numbers as pairs, zeros instead of those of other groups.
+template <int GS, int ROWS, bool VECTORS, typename XP>
+METAL_FUNC void load_x(thread uint* raw, XP x, int i, int groups, int m_begin, int m_end, int k_end) {
+  const Turn<GS, ROWS> t = turn_of<GS, ROWS>(i, groups);
+  const auto from = x + (long(min(m_begin + t.row, m_end - 1)) * k_end + t.first);
 #pragma unroll
-  for (int j = 0; j < 8; j++) {
+  for (int j = 0; j < 10; j++) {
     raw[j] = 0;
-  }
-  if (first < k_end) {
-    load_words_first<8, VECTORS>(raw, x + (long(row) * k_end + first));
+    const bool low = uint(2 * j - t.begin) < uint(GS), high = uint(2 * j + 1 - t.begin) < uint(GS);
+    if (GS == 128 && VECTORS) {
+      // Groups begin and end between pairs.
+      if (low) {
+        load_words_first<1, true>(raw + j, from + 2 * j);
+      }
+    } else {
+      raw[j] = (low ? uint(bits_of(from[2 * j])) : 0u) | (high ? uint(bits_of(from[2 * j + 1])) << 16 : 0u);
+    }
   }
 }
 
-// x as it is, [row][k], and groups' facts, [row][group]. `raw` is load_x of the first turn.
+// What the quotients of a word of bytes of one group meet, for its slot: fours (quotients 0 ... 3) and fifths, as
+// [row][octet][byte of the integers][slot]; and groups' facts, [row][group]. `raw` is load_x of the first turn.
 template <typename T, int GS, int ROWS, int SIMD_GROUPS, int ZEROS, bool VECTORS, typename XP>
-METAL_FUNC void look_at_x(threadgroup uint4* xs, threadgroup Group* facts, threadgroup float* lefts, thread uint* raw,
-                          XP x, int octets, int m_begin, int m_end, int k_end, int thread_index) {
-  const int count = octets * 64 * ROWS;
+METAL_FUNC void stage_x(threadgroup uint4* fours, threadgroup uint* fifths, threadgroup Group* facts,
+                        threadgroup float* lefts, thread uint* raw, XP x, int octets, int m_begin, int m_end, int k_end,
+                        int thread_index) {
+  typedef Format<GS> F;
+  // 1.5 * 2^23 and a bit less, as bits: minus twice them end in 0x808080.
+  constexpr uint MAGIC = 0x4b3fbfc0u;
+  constexpr int LANES = Turn<GS, ROWS>::LANES;
+  const int count = octets * F::GROUPS * LANES * ROWS, groups = k_end / GS;
+  if (GS == 64) {
+    // Slots of zeros.
+    for (int i = thread_index; i < octets * ROWS * 3; i += 32 * SIMD_GROUPS) {
+      const uint4 zeros = {0, 0, 0, 0};
+      fours[i * F::SLOTS + F::USED] = zeros;
+      fifths[i * F::SLOTS + F::USED] = 0;
+    }
+  }
 #pragma unroll 1
   for (int begin = 0; begin < count; begin += 32 * SIMD_GROUPS) {
     const int i = begin + thread_index;
     uint most = 0;
 #pragma unroll
-    for (int j = 0; j < 8; j++) {
+    for (int j = 0; j < 10; j++) {
       most = max_halves(most, raw[j] & 0x7fff7fffu);
     }
     most = max(most & 0xffffu, most >> 16);
-    // With several rows, lanes that share a group are ROWS apart.
 #pragma unroll
-    for (int j = ROWS; j < GS / 16 * ROWS; j *= 2) {
+    for (int j = 1; j < LANES; j *= 2) {
       most = max(most, simd_shuffle_xor(most, j));
     }
     const float largest = low_value<T>(most), cap = largest * 0.03125f;
     const uint exponent = min(max(as_type<uint>(largest * 1.0078125f) >> 23, 24u), 253u);
     const float unit = as_type<float>((exponent - 20u) << 23), inverse = as_type<float>((274u - exponent) << 23);
     float left = 0.0f;
-    int sum = 0;
-#pragma unroll
-    for (int j = 0; j < 8; j++) {
-      const float low = low_value<T>(raw[j]), high = high_value<T>(raw[j]);
-      left += min(abs(low), cap) + min(abs(high), cap);
-      // 1.5 * 2^23 + v
-      sum += int(as_type<uint>(fma(low, inverse, 12582912.0f)) + as_type<uint>(fma(high, inverse, 12582912.0f)) -
-                 0x96800000u);
-    }
-#pragma unroll
-    for (int j = ROWS; j < GS / 16 * ROWS; j *= 2) {
-      left += simd_shuffle_xor(left, j);
-      sum += simd_shuffle_xor(sum, j);
-    }
-    if (i < count) {
-      const int part = i / ROWS, m = i % ROWS;
-      threadgroup uint4* to = xs + (m * octets * 128 + part * 2);
-      uint4 v;
-      v.x = raw[0];
-      v.y = raw[1];
-      v.z = raw[2];
-      v.w = raw[3];
-      to[0] = v;
-      v.x = raw[4];
-      v.y = raw[5];
-      v.z = raw[6];
-      v.w = raw[7];
-      to[1] = v;
-      if (part % (GS / 16) == 0) {
-        const int to_group = m * octets * (1024 / GS) + part / (GS / 16);
-        Group g;
-        g.unit = unit;
-        g.sum = sum;
-        facts[to_group] = g;
-        // NaN and infinity are not finite here either, and compare false later on.
-        // Nothing left is not the same as nothing there.
-        const float rest = left - cap * (float(GS) * float(ZEROS) / 128.0f);
-        lefts[to_group] = !(largest < INFINITY) ? largest - largest : rest == 0.0f && largest > 0.0f ? -cap : rest;
-      }
-    }
-    load_x<ROWS, VECTORS>(raw, x, i + 32 * SIMD_GROUPS, m_begin, m_end, i + 32 * SIMD_GROUPS < count ? k_end : 0);
-  }
-}
-
-// What the quotients of a word of bytes of one group meet, for its slot: fours (quotients 0 ... 3) and fifths, as
-// [row][octet][byte of the integers][slot].
-template <typename T, int GS, int ROWS, int SIMD_GROUPS>
-METAL_FUNC void stage_x(threadgroup uint4* fours, threadgroup uint* fifths, threadgroup const uint4* xs,
-                        threadgroup const Group* facts, int octets, int thread_index) {
-  typedef Format<GS> F;
-  threadgroup const ushort* halves = (threadgroup const ushort*)xs;
-  const int count = octets * (F::USED + 1) * ROWS;
-#pragma unroll 1
-  for (int i = thread_index; i < count; i += 32 * SIMD_GROUPS) {
-    const int m = i % ROWS, octet = i / ROWS / (F::USED + 1), slot = i / ROWS % (F::USED + 1);
-    const int local = slot / F::WORDS, group = octet * F::GROUPS + local;
-    const bool used = slot < F::USED;
-    // Bytes of the word, from the group's first on.
-    const int byte = slot % F::WORDS * 4 - local * F::BYTES % 4;
-    const float unit = used ? facts[m * octets * F::GROUPS + group].unit : 1.0f;
-    const float inverse = as_type<float>((254u << 23) - as_type<uint>(unit));
-    // Numbers of x are pairs in words if groups are of 128: a group's first byte begins a word or half of one.
-    const int at = (m * octets * F::GROUPS + group) * GS + byte * 5, begin = -byte * 5, end = used ? GS - byte * 5 : 0;
-    float value[20];
-    if (GS == 128) {
-      threadgroup const uint* pairs = (threadgroup const uint*)xs;
-#pragma unroll
-      for (int j = 0; j < 20; j += 2) {
-        const uint pair = j >= begin && j < end ? pairs[(at + j) / 2] : 0u;
-        value[j] = low_value<T>(pair);
-        value[j + 1] = high_value<T>(pair);
-      }
-    } else {
-#pragma unroll
-      for (int j = 0; j < 20; j++) {
-        value[j] = low_value<T>(j >= begin && j < end ? uint(halves[at + j]) : 0u);
-      }
-    }
-    uint v[5][4];
+    uint v[5][4], sum = 0;
 #pragma unroll
     for (int b = 0; b < 4; b++) {
-      // 1.5 * 2^23 + integer, from which -3 times the one before is taken.
-      uint before = 0x4b400000u;
+      uint before = MAGIC;
 #pragma unroll
       for (int j = 0; j < 5; j++) {
-        const uint now = as_type<uint>(fma(value[b * 5 + j], inverse, 12582912.0f));
-        // Digits of base 256 in -128 ... 127, in the bytes of a word; twice 1.5 * 2^23 is taken off as well.
-        v[j][b] = (now - 3u * before + (2u * 0x4b400000u + 0x00808080u)) ^ 0x00808080u;
+        const uint pair = raw[(b * 5 + j) / 2];
+        const float value = (b * 5 + j) % 2 == 0 ? low_value<T>(pair) : high_value<T>(pair);
+        left += min(abs(value), cap);
+        // MAGIC + v, and v - 3 times the one before + 0x808080.
+        const uint now = as_type<uint>(fma(value, inverse, as_type<float>(MAGIC)));
+        sum += now;
+        v[j][b] = now - 3u * before;
         before = now;
       }
     }
-    uint planes[3][5];
+    sum -= 20u * MAGIC;
 #pragma unroll
-    for (int j = 0; j < 5; j++) {
-      const uint a = join_even_bytes(v[j][0], v[j][1]), b = join_even_bytes(v[j][2], v[j][3]);
-      planes[0][j] = join_low(a, b);
-      planes[2][j] = join_high(a, b);
-      planes[1][j] = join_low(join_odd_bytes(v[j][0], v[j][1]), join_odd_bytes(v[j][2], v[j][3]));
+    for (int j = 1; j < LANES; j *= 2) {
+      left += simd_shuffle_xor(left, j);
+      sum += simd_shuffle_xor(sum, j);
     }
+    const Turn<GS, ROWS> t = turn_of<GS, ROWS>(i, groups);
+    const int next = i + 32 * SIMD_GROUPS;
+    load_x<GS, ROWS, VECTORS>(raw, x, next, next < count ? groups : 0, m_begin, m_end, k_end);
+    if (i < count && t.word == 0) {
+      const int to_group = t.row * octets * F::GROUPS + t.group;
+      Group g;
+      g.unit = unit;
+      g.sum = int(sum);
+      facts[to_group] = g;
+      // NaN and infinity are not finite here either, and compare false later on.
+      // Nothing left is not the same as nothing there.
+      const float rest = left - cap * (float(GS) * float(ZEROS) / 128.0f);
+      lefts[to_group] = !(largest < INFINITY) ? largest - largest : rest == 0.0f && largest > 0.0f ? -cap : rest;
+    }
+    // The last lane of an octet has what the slot of zeros is for.
+    const int local = t.group % F::GROUPS;
+    if (i < count && (t.word < F::WORDS || local == F::GROUPS - 1)) {
+      const int to = (t.row * octets + t.group / F::GROUPS) * 3 * F::SLOTS + local * F::WORDS + t.word;
+      uint planes[3][5];
 #pragma unroll
-    for (int p = 0; p < 3; p++) {
-      uint4 four;
-      four.x = planes[p][0];
-      four.y = planes[p][1];
-      four.z = planes[p][2];
-      four.w = planes[p][3];
-      const int to = ((m * octets + octet) * 3 + p) * F::SLOTS + slot;
-      fours[to] = four;
-      fifths[to] = planes[p][4];
+      for (int j = 0; j < 5; j++) {
+        const uint a = join_even_bytes(v[j][0], v[j][1]), b = join_even_bytes(v[j][2], v[j][3]);
+        planes[0][j] = join_low(a, b);
+        planes[2][j] = join_high(a, b);
+        planes[1][j] = join_low(join_odd_bytes(v[j][0], v[j][1]), join_odd_bytes(v[j][2], v[j][3]));
+      }
+      // Digits of base 256 in -128 ... 127.
+#pragma unroll
+      for (int p = 0; p < 3; p++) {
+        uint4 four;
+        four.x = planes[p][0] ^ 0x80808080u;
+        four.y = planes[p][1] ^ 0x80808080u;
+        four.z = planes[p][2] ^ 0x80808080u;
+        four.w = planes[p][3] ^ 0x80808080u;
+        fours[to + p * F::SLOTS] = four;
+        fifths[to + p * F::SLOTS] = planes[p][4] ^ 0x80808080u;
+      }
     }
   }
 }
 
-// One bit for each row of x that integers do not represent well enough.
-template <int GS, int ROWS, int RATIO>
-METAL_FUNC uint unfit_rows(threadgroup const Group* facts, threadgroup const float* lefts, int octets, int k_end,
-                           ushort lane) {
-  uint unfit = 0;
-#pragma unroll 1
-  for (int m = 0; m < ROWS; m++) {
-    float units = 0.0f, left = 0.0f;
-    for (int g = lane; g < octets * (1024 / GS); g += 32) {
-      // Not so small that its square is none.
-      const float unit = max(facts[m * octets * (1024 / GS) + g].unit, 2.8e-17f);
-      const float some = lefts[m * octets * (1024 / GS) + g];
-      // A group of zeros has no part in it.
-      units = fma(unit, some != 0.0f ? unit : 0.0f, units);
-      left += max(some, 0.0f) + (some - some);
-    }
-    units = simd_sum(units);
-    left = simd_sum(left);
-    const float error = 16.4f / 16.0f * float(RATIO) * sqrt(units);
-    // Both may be infinite.
-    const bool fits = error < INFINITY && error <= 4.0f / 16777216.0f * sqrt(float(k_end)) * left;
-    unfit |= fits ? 0u : 1u << m;
+// Whether integers represent a row of x not well enough; `facts` and `lefts` are the row's.
+template <int GS, int RATIO>
+METAL_FUNC bool is_unfit(threadgroup const Group* facts, threadgroup const float* lefts, int octets, int k_end,
+                         ushort lane) {
+  float units = 0.0f, left = 0.0f;
+  for (int g = lane; g < octets * (1024 / GS); g += 32) {
+    // Not so small that its square is none.
+    const float unit = max(facts[g].unit, 2.8e-17f), some = lefts[g];
+    // A group of zeros has no part in it.
+    units = fma(unit, some != 0.0f ? unit : 0.0f, units);
+    left += max(some, 0.0f) + (some - some);
   }
-  return unfit;
+  units = simd_sum(units);
+  left = simd_sum(left);
+  const float error = 16.4f / 16.0f * float(RATIO) * sqrt(units);
+  // Both may be infinite.
+  return !(error < INFINITY && error <= 4.0f / 16777216.0f * sqrt(float(k_end)) * left);
 }
 
 // Where a lane's vectors of a piece are, from the first column's octet on: what does not change from piece to piece.
@@ -356,19 +342,15 @@ METAL_FUNC float plain_product(XP x, WP w, SP scales, long n, long m, int groups
   return simd_sum(sum);
 }
 
-// Adds what a group gave to the sums of two columns, `step` scales apart. Lanes with their lower bytes put integers
-// together, q = 0 and 2, and have all that groups gave so far, modulo 2^32; `before` is what they had where the last
-// group ended.
-template <typename T>
-METAL_FUNC void end_group(thread float* sums, thread uint* before, thread const int* d, float unit, int known,
-                          bool mine, threadgroup const T* scale, int step) {
+// Adds what a group gave to the sums of two columns. `whole` is what the groups so far gave, modulo 2^32, `before` what
+// that was where the last group ended, `known` the sum of the group's integers.
+METAL_FUNC void end_group(thread float* sums, thread uint* before, thread const uint* whole, thread const float* scale,
+                          float unit, int known, bool mine) {
 #pragma unroll
   for (int h = 0; h < 2; h++) {
-    const int high = simd_shuffle_xor(d[2 * h], 1);
-    const uint whole = uint(d[2 * h]) + (uint(d[2 * h + 1]) << 8) + (uint(high) << 16);
-    const float sum = float(int(whole - before[h] - uint(known)));
-    before[h] = mine ? whole : before[h];
-    sums[h] = fma(sum, unit * float(scale[h * step]), sums[h]);
+    const float sum = float(int(whole[h] - before[h] - uint(known)));
+    before[h] = mine ? whole[h] : before[h];
+    sums[h] = fma(sum, unit * scale[h], sums[h]);
   }
 }
 
@@ -376,17 +358,18 @@ template <typename T, typename O, int GS, int ROWS, int SIMD_GROUPS, int ITEMS, 
           int ZEROS, bool HAS_BIAS, bool VECTORS, typename XP, typename WP, typename SP, typename BP>
 METAL_FUNC void t5_mma(XP x, WP w, SP scales, BP bias, device O* y, threadgroup uint4* fours, threadgroup uint* fifths,
                        threadgroup Group* facts, threadgroup float* lefts, threadgroup uint4* stage,
-                       threadgroup float* part, int m_end, int n_end, int k_end, int m_begin, int first, int step,
-                       ushort simd_group, ushort lane) {
+                       threadgroup float* part, threadgroup uint* unfit, int m_end, int n_end, int k_end, int m_begin,
+                       int first, int step, ushort simd_group, ushort lane) {
   typedef Format<GS> F;
-  // Columns for even and for odd groups, or for two rows.
-  constexpr bool APART = ROWS == 1 && GS == 128;
-  constexpr int BLOCKS = (ROWS + 1) / 2;
+  // Columns of the other operand: with one row, for even and for odd groups; with four, those of two bytes of all rows
+  // in one block and those of the third in another; else those of each row.
+  constexpr bool APART = ROWS == 1 && GS == 128, SPREAD = ROWS == 4;
+  constexpr int BLOCKS = SPREAD ? 2 : 1;
   const int r = lane / 4, q = lane % 4, groups = k_end / GS, octets = (groups + F::GROUPS - 1) / F::GROUPS;
   const int thread_index = simd_group * 32 + lane;
   // x first: the pieces of all threadgroups together keep memory busy for some time.
-  uint raw[8];
-  load_x<ROWS, VECTORS>(raw, x, thread_index, m_begin, m_end, k_end);
+  uint raw[10];
+  load_x<GS, ROWS, VECTORS>(raw, x, thread_index, groups, m_begin, m_end, k_end);
   simdgroup_barrier(mem_flags::mem_device);
   const Pieces pieces = pieces_of(ITEMS, octets, step, (n_end + 15) / 16);
   const Offsets offsets = offsets_of<GS>(groups, lane);
@@ -400,29 +383,40 @@ METAL_FUNC void t5_mma(XP x, WP w, SP scales, BP bias, device O* y, threadgroup 
     }
     copies_end();
   }
-  // The last places of all SIMD groups are not used yet.
-  threadgroup uint4* xs = stage + (DEPTH - 1) * (SIMD_GROUPS * F::VECTORS);
-  look_at_x<T, GS, ROWS, SIMD_GROUPS, ZEROS, VECTORS>(xs, facts, lefts, raw, x, octets, m_begin, m_end, k_end,
-                                                      thread_index);
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  stage_x<T, GS, ROWS, SIMD_GROUPS>(fours, fifths, xs, facts, octets, thread_index);
-  const uint unfit = unfit_rows<GS, ROWS, RATIO>(facts, lefts, octets, k_end, lane);
+  stage_x<T, GS, ROWS, SIMD_GROUPS, ZEROS, VECTORS>(fours, fifths, facts, lefts, raw, x, octets, m_begin, m_end, k_end,
+                                                    thread_index);
   // Where this lane's words of the other operand are in an octet. Columns that stand for nothing are zeros.
-  const int half_of = r / 4, plane = r % 4;
-  const bool there = plane < 3 && (APART || ROWS > 1 || half_of == 0);
-  const int mine = there ? plane * F::SLOTS : 0, row_size = octets * 3 * F::SLOTS;
+  const int row_size = octets * 3 * F::SLOTS;
+  bool there[BLOCKS];
+  int base[BLOCKS];
+  if (SPREAD) {
+    there[0] = true;
+    there[BLOCKS - 1] = r % 2 == 0;
+    base[0] = r / 2 * row_size + r % 2 * F::SLOTS;
+    base[BLOCKS - 1] = there[BLOCKS - 1] ? r / 2 * row_size + 2 * F::SLOTS : 0;
+  } else {
+    there[0] = r % 4 < 3 && (APART || ROWS > 1 || r < 4);
+    base[0] = there[0] ? r % 4 * F::SLOTS + (ROWS > 1 ? r / 4 * row_size : 0) : 0;
+  }
   int places[13];
   if (APART) {
 #pragma unroll
     for (int i = 0; i < 13; i++) {
       const int a = 16 * i / F::BYTES, b = min((16 * i + 15) / F::BYTES, F::GROUPS - 1);
       const int even = slot_of<GS>(i, a % 2 == 0 ? a : b, q), odd = slot_of<GS>(i, a % 2 == 1 ? a : b, q);
-      const int slot = half_of == 0 ? (a % 2 == 0 || b % 2 == 0 ? even : F::USED)
-                                    : (a % 2 == 1 || b % 2 == 1 ? odd : F::USED);
-      places[i] = mine + (there ? slot : F::USED);
+      const int slot = r < 4 ? (a % 2 == 0 || b % 2 == 0 ? even : F::USED) : (a % 2 == 1 || b % 2 == 1 ? odd : F::USED);
+      places[i] = base[0] + (there[0] ? slot : F::USED);
     }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
+  // What is not known before the first sums are there.
+  for (int m = simd_group; m < ROWS; m += SIMD_GROUPS) {
+    const int at = m * octets * F::GROUPS;
+    const bool is = is_unfit<GS, RATIO>(facts + at, lefts + at, octets, k_end, lane);
+    if (lane == 0) {
+      unfit[m] = is ? 1 : 0;
+    }
+  }
   int at = 0;
   for (; first < pieces.tiles; first += pieces.at_once * step) {
     const int here = pieces_in_turn(pieces, first);
@@ -440,19 +434,21 @@ METAL_FUNC void t5_mma(XP x, WP w, SP scales, BP bias, device O* y, threadgroup 
       threadgroup const uint4* piece = own + at * (SIMD_GROUPS * F::VECTORS);
       threadgroup const uint* words = (threadgroup const uint*)piece;
       at = at == DEPTH - 1 ? 0 : at + 1;
-      threadgroup const T* scale = (threadgroup const T*)(piece + F::SCALES) + r * F::GROUPS;
+      // Two groups' scales in a word.
+      threadgroup const uint* pairs = (threadgroup const uint*)(piece + F::SCALES) + r * (F::GROUPS / 2);
       const int octet = item - tile_in_turn(pieces, item) * octets;
       threadgroup const uint4* four = fours + octet * (F::SLOTS * 3);
       threadgroup const uint* fifth = fifths + octet * (F::SLOTS * 3);
+      threadgroup const Group* known_of = facts + ((SPREAD ? q : ROWS == 2 ? q / 2 : 0) * octets + octet) * F::GROUPS;
       int d[BLOCKS][4];
-      uint before[BLOCKS][2];
-      float sums[BLOCKS][2][2];
+      uint before[2];
+      float sums[2][2];
 #pragma unroll
       for (int b = 0; b < BLOCKS; b++) {
         d[b][0] = d[b][1] = d[b][2] = d[b][3] = 0;
-        before[b][0] = before[b][1] = 0;
-        sums[b][0][0] = sums[b][0][1] = sums[b][1][0] = sums[b][1][1] = 0.0f;
       }
+      before[0] = before[1] = 0;
+      sums[0][0] = sums[0][1] = sums[1][0] = sums[1][1] = 0.0f;
 #pragma unroll
       for (int i = 0; i < 13; i++) {
         uint a[2][5];
@@ -461,11 +457,11 @@ METAL_FUNC void t5_mma(XP x, WP w, SP scales, BP bias, device O* y, threadgroup 
         const int begin = 16 * i / F::BYTES, end = min((16 * i + 15) / F::BYTES, F::GROUPS - 1);
 #pragma unroll
         for (int g = begin; g <= end; g++) {
+          if (!APART || g == begin) {
+            const int slot = APART ? 0 : slot_of<GS>(i, g, q);
 #pragma unroll
-          for (int b = 0; b < BLOCKS; b++) {
-            if (!APART || g == begin) {
-              const int row = APART || ROWS == 1 ? 0 : (2 * b + half_of) * row_size;
-              const int place = APART ? places[i] : row + mine + (there ? slot_of<GS>(i, g, q) : F::USED);
+            for (int b = 0; b < BLOCKS; b++) {
+              const int place = APART ? places[i] : base[b] + (there[b] ? slot : F::USED);
               const uint4 v = four[place];
               const uint last = fifth[place];
               mma_bytes(d[b], a[0][0], a[1][0], a[0][1], a[1][1], v.x, v.y, lane);
@@ -474,26 +470,29 @@ METAL_FUNC void t5_mma(XP x, WP w, SP scales, BP bias, device O* y, threadgroup 
             }
           }
           if (F::BYTES * (g + 1) <= 16 * i + 16) {
+            // Integers of what the bytes gave: by every lane for its row, or by lanes with the lower bytes, q = 0 and 2.
+            uint whole[2];
+            float scale[2];
 #pragma unroll
-            for (int b = 0; b < BLOCKS; b++) {
-              const Group known = facts[((ROWS == 1 ? 0 : 2 * b + q / 2) * octets + octet) * F::GROUPS + g];
-              const bool own = !APART || q / 2 == g % 2;
-              end_group(sums[b][APART ? 0 : g % 2], before[b], d[b], own ? known.unit : 0.0f, known.sum, own, scale + g,
-                        8 * F::GROUPS);
+            for (int h = 0; h < 2; h++) {
+              const int high = SPREAD ? d[BLOCKS - 1][2 * h] : simd_shuffle_xor(d[0][2 * h], 1);
+              whole[h] = uint(d[0][2 * h]) + (uint(d[0][2 * h + 1]) << 8) + (uint(high) << 16);
+              const uint pair = pairs[h * (4 * F::GROUPS) + g / 2];
+              scale[h] = g % 2 == 0 ? low_value<T>(pair) : high_value<T>(pair);
             }
+            const Group known = known_of[g];
+            const bool own = !APART || q / 2 == g % 2;
+            end_group(sums[APART ? 0 : g % 2], before, whole, scale, own ? known.unit : 0.0f, known.sum, own);
           }
         }
       }
 #pragma unroll
-      for (int b = 0; b < BLOCKS; b++) {
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-          // Odd groups' sums are other lanes' or this one's.
-          const float odd = APART ? simd_shuffle_xor(sums[b][0][h], 2) : sums[b][1][h];
-          const int m = 2 * b + q / 2;
-          if (q % 2 == 0 && m < ROWS) {
-            part[(item * ROWS + m) * 16 + h * 8 + r] = sums[b][0][h] + odd;
-          }
+      for (int h = 0; h < 2; h++) {
+        // Odd groups' sums are other lanes' or this one's.
+        const float odd = APART ? simd_shuffle_xor(sums[0][h], 2) : sums[1][h];
+        const int m = SPREAD ? q : q / 2;
+        if (SPREAD || (q % 2 == 0 && m < ROWS)) {
+          part[(item * ROWS + m) * 16 + h * 8 + r] = sums[0][h] + odd;
         }
       }
     }
@@ -501,13 +500,13 @@ METAL_FUNC void t5_mma(XP x, WP w, SP scales, BP bias, device O* y, threadgroup 
     for (int i = thread_index; i < here / octets * 16 * ROWS; i += SIMD_GROUPS * 32) {
       const int column = i % 16, m = i / 16 % ROWS, tile = i / 16 / ROWS;
       const int n = (first + tile * step) * 16 + column;
-      if (n < n_end && m_begin + m < m_end && (unfit >> m & 1u) == 0u) {
+      if (n < n_end && m_begin + m < m_end && unfit[m] == 0u) {
         const float sum = sum_of_pieces<ROWS>(part, tile, octets, m, column);
         y[long(m_begin + m) * n_end + n] = O(HAS_BIAS ? sum + float(bias[n]) : sum);
       }
     }
     for (int m = 0; m < ROWS; m++) {
-      if ((unfit >> m & 1u) != 0u && m_begin + m < m_end) {
+      if (unfit[m] != 0u && m_begin + m < m_end) {
         for (int i = simd_group; i < here / octets * 16; i += SIMD_GROUPS) {
           const int n = (first + i / 16 * step) * 16 + i % 16;
           if (n < n_end) {
@@ -533,6 +532,7 @@ threadgroup uint fifths[ROOM * SLOTS * 3 * ROWS];
 threadgroup Group facts[ROOM * (1024 / GS) * ROWS];
 threadgroup float lefts[ROOM * (1024 / GS) * ROWS];
 threadgroup float part[ITEMS * ROWS * 16];
+threadgroup uint unfit[ROWS];
 int m_end = 1;
 for (int i = 0; i + 1 < x_ndim; i++) {
   m_end *= x_shape[i];
@@ -540,12 +540,12 @@ for (int i = 0; i + 1 < x_ndim; i++) {
 // Arrays that begin between multiples of 16 bytes are views, and rare.
 if (aligned(x) && aligned(w) && aligned(scales)) {
   t5_mma<T, O, GS, ROWS, SIMD_GROUPS, ITEMS, DEPTH, ALIGN, RATIO, ZEROS, HAS_BIAS, true>(
-      x, w, scales, bias, y, fours, fifths, facts, lefts, stage, part, m_end, scales_shape[0], x_shape[x_ndim - 1],
+      x, w, scales, bias, y, fours, fifths, facts, lefts, stage, part, unfit, m_end, scales_shape[0], x_shape[x_ndim - 1],
       threadgroup_position_in_grid.y * ROWS, threadgroup_position_in_grid.x, threadgroups_per_grid.x,
       simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
 } else {
   t5_mma<T, O, GS, ROWS, SIMD_GROUPS, ITEMS, DEPTH, 1, RATIO, ZEROS, HAS_BIAS, false>(
-      x, w, scales, bias, y, fours, fifths, facts, lefts, stage, part, m_end, scales_shape[0], x_shape[x_ndim - 1],
+      x, w, scales, bias, y, fours, fifths, facts, lefts, stage, part, unfit, m_end, scales_shape[0], x_shape[x_ndim - 1],
       threadgroup_position_in_grid.y * ROWS, threadgroup_position_in_grid.x, threadgroups_per_grid.x,
       simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
 }
