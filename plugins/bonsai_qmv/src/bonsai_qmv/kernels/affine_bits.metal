@@ -362,7 +362,7 @@ METAL_FUNC void affine_bits(XP x, WP w, SP scales, SP biases, BP bias, device O*
     for (int i = simd_group * 32 + lane; i < here / octets * 16 * ROWS; i += SIMD_GROUPS * 32) {
       const int column = i % 16, m = i / 16 % ROWS, tile = i / 16 / ROWS;
       const int n = (first + tile * step) * 16 + column;
-      float sum = sum_of_pieces<ROWS>(part, tile, octets, m, column);
+      float sum = sum_of_pieces<ROWS, 16>(part, tile, octets, m, column);
       uint unusual = 0;
 #pragma unroll
       for (int s = 0; s < SIMD_GROUPS; s++) {
