@@ -30,12 +30,11 @@ class Variant:
     k: int
     simd_groups: int = 0
     depth: int = 0
-    tiles: int = 0
 
     def facts(self, n: int) -> dict[str, Any]:
         return {"rows": self.rows, "n": n, "k": self.k, "group_size": 128, "x_dtype": "float16", "device": "cuda",
                 "scales_dtype": "float16", "out_dtype": "float16", "ratio": 24, "zeros": ZEROS,
-                "simd_groups": self.simd_groups, "depth": self.depth, "tiles": self.tiles}  # fmt: skip
+                "simd_groups": self.simd_groups, "depth": self.depth}  # fmt: skip
 
 
 def variants() -> list[Variant]:

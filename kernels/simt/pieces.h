@@ -54,12 +54,12 @@ METAL_FUNC int pieces_in_turn(thread const Pieces& pieces, int first) {
   return min(pieces.at_once, (pieces.tiles - first + pieces.step - 1) / pieces.step) * pieces.octets;
 }
 
-// The sum of a column over the pieces of a tile, in their order: part[piece][row][column].
-template <int ROWS, int COLUMNS>
+// The sum of a column over the pieces of a tile, in their order: part[piece][row][16 columns].
+template <int ROWS>
 METAL_FUNC float sum_of_pieces(threadgroup const float* part, int tile_in_turn, int octets, int row, int column) {
   float sum = 0.0f;
   for (int octet = 0; octet < octets; octet++) {
-    sum += part[((tile_in_turn * octets + octet) * ROWS + row) * COLUMNS + column];
+    sum += part[((tile_in_turn * octets + octet) * ROWS + row) * 16 + column];
   }
   return sum;
 }

@@ -10,7 +10,7 @@ import importlib.resources
 from typing import Any
 
 from backend_core.simt import Launch, SimtKernel
-from backend_core.simt.pieces import COLUMNS, Shape, octets, pieces_launch, shape_that_fits
+from backend_core.simt.pieces import Shape, octets, pieces_launch, shape_that_fits
 from backend_core.simt.shared_memory import of_arrays
 
 from .gpu_tiles import T5_QMM, T5_QMM_SIMD
@@ -76,24 +76,17 @@ def _mma_eligible(*, group_size: int, x_dtype: str, scales_dtype: str, k: int, n
     return "" if _mma_shape(1, k, group_size, device).rows else f"a row of {k} has no room in threadgroup memory"
 
 
-def _mma_bytes(rows: int, room: int, items: int, simd_groups: int, depth: int, group_size: int, tiles: int) -> int:
+def _mma_bytes(rows: int, room: int, items: int, simd_groups: int, depth: int, group_size: int) -> int:
     groups = 1024 // group_size
     slots = room * rows * 3 * (groups * (7 if group_size == 128 else 4) + 4)
     x = 16 * slots + _ceil(4 * slots, 16) * 16
     facts = _ceil(8 * room * groups * rows, 16) * 16 + _ceil(4 * room * groups * rows, 16) * 16
-    return x + facts + 16 + tiles * (64 * items * rows + (3328 + 32768 // group_size) * simd_groups * depth)
+    return x + facts + 16 + 64 * items * rows + (3328 + 32768 // group_size) * simd_groups * depth
 
 
-def _tiles(rows: int) -> int:
-    """Tiles at a time: with four rows, what they meet comes from threadgroup memory once for two."""
-    return 2 if rows == 4 else 1
-
-
-def _mma_shape(rows: int, k: int, group_size: int, device: str, simd_groups: int = 0, depth: int = 0,
-               tiles: int = 0) -> Shape:  # fmt: skip
+def _mma_shape(rows: int, k: int, group_size: int, device: str, simd_groups: int = 0, depth: int = 0) -> Shape:
     def fits(s: Shape) -> bool:
-        numbers = s.rows, octets(k), s.items, s.simd_groups, s.depth, group_size
-        return _mma_bytes(*numbers, tiles or _tiles(s.rows)) <= of_arrays(device)
+        return _mma_bytes(s.rows, octets(k), s.items, s.simd_groups, s.depth, group_size) <= of_arrays(device)
 
     shapes = [(simd_groups, depth or 2)] if simd_groups else [(g, 2) for g in (*range(12, 7, -1), 4, 2, 1)]
     return shape_that_fits(rows, k, shapes, (1, 2, 4), fits)
@@ -101,23 +94,20 @@ def _mma_shape(rows: int, k: int, group_size: int, device: str, simd_groups: int
 
 def _mma_geometry(*, rows: int, n: int, k: int, group_size: int, x_dtype: str, out_dtype: str, has_bias: bool = False,
                   device: str = "metal", ratio: int = 16, zeros: int = 64, simd_groups: int = 0, depth: int = 0,
-                  tiles: int = 0, blocks: int = 0, **_: Any) -> Launch:  # fmt: skip
-    shape = _mma_shape(rows, k, group_size, device, simd_groups, depth, tiles)
-    tiles = tiles or _tiles(shape.rows)
+                  blocks: int = 0, **_: Any) -> Launch:  # fmt: skip
+    shape = _mma_shape(rows, k, group_size, device, simd_groups, depth)
     columns = k // group_size * GROUP_BYTES[group_size]
     align = 16 if k % 1024 == 0 else next(a for a in (8, 4, 1) if columns % a == 0)
     template = (
-        ("T", x_dtype), ("O", out_dtype), ("GS", group_size), ("ROWS", shape.rows), ("TILES", tiles),
-        ("SIMD_GROUPS", shape.simd_groups), ("ROOM", octets(k)), ("ITEMS", shape.items), ("DEPTH", shape.depth),
-        ("ALIGN", align), ("RATIO", ratio), ("ZEROS", zeros), ("HAS_BIAS", has_bias),
+        ("T", x_dtype), ("O", out_dtype), ("GS", group_size), ("ROWS", shape.rows), ("SIMD_GROUPS", shape.simd_groups),
+        ("ROOM", octets(k)), ("ITEMS", shape.items), ("DEPTH", shape.depth), ("ALIGN", align), ("RATIO", ratio),
+        ("ZEROS", zeros), ("HAS_BIAS", has_bias),
     )  # fmt: skip
-    return pieces_launch(template, shape, rows, n, blocks, COLUMNS * tiles)
+    return pieces_launch(template, shape, rows, n, blocks)
 
 
 def _mma_threadgroup_bytes(launch: Launch) -> int:
-    return _mma_bytes(
-        *(int(launch.value(name)) for name in ("ROWS", "ROOM", "ITEMS", "SIMD_GROUPS", "DEPTH", "GS", "TILES"))
-    )
+    return _mma_bytes(*(int(launch.value(name)) for name in ("ROWS", "ROOM", "ITEMS", "SIMD_GROUPS", "DEPTH", "GS")))
 
 
 T5_MMA = SimtKernel(
@@ -126,19 +116,7 @@ T5_MMA = SimtKernel(
     inputs=("x", "w", "scales", "bias"),
     outputs=("y",),
     template=(
-        "T",
-        "O",
-        "GS",
-        "ROWS",
-        "TILES",
-        "SIMD_GROUPS",
-        "ROOM",
-        "ITEMS",
-        "DEPTH",
-        "ALIGN",
-        "RATIO",
-        "ZEROS",
-        "HAS_BIAS",
+        "T", "O", "GS", "ROWS", "SIMD_GROUPS", "ROOM", "ITEMS", "DEPTH", "ALIGN", "RATIO", "ZEROS", "HAS_BIAS",
     ),
     geometry=_mma_geometry,
     threadgroup_bytes=_mma_threadgroup_bytes,

@@ -180,12 +180,50 @@ METAL_FUNC void fetch_scales(threadgroup uint4* to, SP from, int tile, int octet
   }
 }
 
+// Where a lane's vectors of a piece are, from the first column's octet on: what does not change from piece to piece.
+struct Offsets {
+  int codes[4], scales[2];
+};
+template <typename S>
+METAL_FUNC Offsets offsets_of(int groups, ushort lane) {
+  constexpr int PER = int(sizeof(S)) / 2;
+  Offsets o;
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    o.codes[i] = ((i * 4 + lane / 8) * groups + lane % 8) * 4;
+  }
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    o.scales[i] = (lane + 32 * i) / PER * groups + (lane + 32 * i) % PER * (8 / PER);
+  }
+  return o;
+}
+
 // Columns beyond the end are the last one again; groups beyond the end are the last one, and meet zeros.
 template <typename S, int SYMMETRIC, bool VECTORS, bool WHOLE, typename WP, typename SP>
 METAL_FUNC void fetch_piece(threadgroup uint4* to, WP w, SP scales, SP biases, thread const Place& at,
-                            int n_end, int groups, ushort lane) {
+                            thread const Offsets& offsets, int n_end, int groups, ushort lane) {
   const int tile = at.tile, octet = at.octet;
   typedef Piece<S, SYMMETRIC> P;
+  if (VECTORS && WHOLE && tile * 16 + 16 <= n_end) {
+    const long begin = long(tile * 16) * groups + octet * 8;
+    const auto codes = w + begin * 4;
+    threadgroup uint4* place = to + (lane / 8 * 9 + lane % 8);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      copy_words<4>((threadgroup uint*)(place + i * 36), codes + offsets.codes[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < P::VECTORS; i++) {
+      if (lane + 32 * i < 16 * P::VECTORS) {
+        copy_words<4>((threadgroup uint*)(to + P::SCALES + lane + 32 * i), scales + begin + offsets.scales[i]);
+        if (SYMMETRIC == 0) {
+          copy_words<4>((threadgroup uint*)(to + P::OFFSETS + lane + 32 * i), biases + begin + offsets.scales[i]);
+        }
+      }
+    }
+    return;
+  }
   const int group = min(octet * 8 + lane % 8, groups - 1);
 #pragma unroll
   for (int i = 0; i < 4; i++) {
@@ -253,11 +291,13 @@ METAL_FUNC void affine_bits(XP x, WP w, SP scales, SP biases, BP bias, device O*
   load_x<ROWS, VECTORS>(raw, x, simd_group * 4, m_begin, m_end, groups, lane);
   simdgroup_barrier(mem_flags::mem_device);
   const Pieces pieces = pieces_of(ITEMS, octets, step, (n_end + 15) / 16);
+  const Offsets offsets = offsets_of<S>(groups, lane);
   Place ahead = place_of(pieces, first, simd_group);
 #pragma unroll
   for (int d = 0; d < DEPTH - 1; d++) {
     if (ahead.there) {
-      fetch_piece<S, SYMMETRIC, VECTORS, WHOLE>(own + d * P::SIZE, w, scales, biases, ahead, n_end, groups, lane);
+      fetch_piece<S, SYMMETRIC, VECTORS, WHOLE>(own + d * P::SIZE, w, scales, biases, ahead, offsets, n_end,
+                                                          groups, lane);
       ahead = place_after(pieces, ahead, SIMD_GROUPS, simd_group);
     }
     copies_end();
@@ -280,7 +320,7 @@ METAL_FUNC void affine_bits(XP x, WP w, SP scales, SP biases, BP bias, device O*
       // Into the place of the piece before, which all lanes are done with.
       if (ahead.there) {
         fetch_piece<S, SYMMETRIC, VECTORS, WHOLE>(own + (slot == 0 ? DEPTH - 1 : slot - 1) * P::SIZE, w, scales,
-                                                  biases, ahead, n_end, groups, lane);
+                                                  biases, ahead, offsets, n_end, groups, lane);
         ahead = place_after(pieces, ahead, SIMD_GROUPS, simd_group);
       }
       copies_end();
@@ -362,7 +402,7 @@ METAL_FUNC void affine_bits(XP x, WP w, SP scales, SP biases, BP bias, device O*
     for (int i = simd_group * 32 + lane; i < here / octets * 16 * ROWS; i += SIMD_GROUPS * 32) {
       const int column = i % 16, m = i / 16 % ROWS, tile = i / 16 / ROWS;
       const int n = (first + tile * step) * 16 + column;
-      float sum = sum_of_pieces<ROWS, 16>(part, tile, octets, m, column);
+      float sum = sum_of_pieces<ROWS>(part, tile, octets, m, column);
       uint unusual = 0;
 #pragma unroll
       for (int s = 0; s < SIMD_GROUPS; s++) {

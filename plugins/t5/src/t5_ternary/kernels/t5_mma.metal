@@ -7,7 +7,7 @@
 //            as in t5_qmv.metal, bias unread unless HAS_BIAS
 // Output     y (..., N) of O
 //
-// Template   GS 64 or 128; ROWS 1, 2 or 4, rows of x at a time; TILES times 16 columns at a time; ROOM octets have room in threadgroup memory, at least
+// Template   GS 64 or 128; ROWS 1, 2 or 4, rows of x at a time; ROOM octets have room in threadgroup memory, at least
 //            K / 1024 rounded up; ITEMS pieces of work at a time, at least ROOM; DEPTH pieces, at least 2, that a SIMD
 //            group has memory for; ALIGN 16 if K is a multiple of 1024, else 8, 4 or 1, which the bytes of a row of w
 //            are a multiple of; RATIO: scales of a row of w differ by no more than RATIO / 16 times; ZEROS: no group of w
@@ -24,9 +24,9 @@
 //            those too small or large for squares of units among them, are summed up in float32 by all lanes.
 //            Row-invariant: no order of sums depends on M, ROWS, ROOM, ITEMS, DEPTH or SIMD_GROUPS
 // Geometry   threadgroups of 32 * SIMD_GROUPS lanes, as many as the device holds at once. Threadgroup (i, j) of (I, J)
-//            makes columns [t, t + 1) * 16 * TILES of rows [j, j + 1) * ROWS for t = i, i + I, i + 2 I ... An octet, 1024
-//            weights or 208 bytes, of 16 * TILES columns is a piece of work; SIMD groups take them in turns (pieces.h)
-// Threadgroup memory   SIMD_GROUPS * DEPTH * TILES * (3328 + 32768 / GS) bytes; ITEMS * 64 * ROWS * TILES; 16; for each octet with room
+//            makes columns [t, t + 1) * 16 of rows [j, j + 1) * ROWS for t = i, i + I, i + 2 I ... An octet, 1024
+//            weights or 208 bytes, of 16 columns is a piece of work; SIMD groups take them in turns (pieces.h)
+// Threadgroup memory   SIMD_GROUPS * DEPTH * (3328 + 32768 / GS) bytes; ITEMS * 64 * ROWS; 16; for each octet with room
 //            ROWS * (3600 + 96), with GS 64 ROWS * (4080 + 192)
 //
 // A byte b of five trits t0 ... t4 gives b, b / 3, b / 9, b / 27, b / 81 rounded down, and tj = (b / 3^j) - 3 (b /
@@ -270,14 +270,13 @@ METAL_FUNC Offsets offsets_of(int groups, ushort lane) {
   return o;
 }
 
-// An octet of 16 columns from `first` on. Columns beyond the end are the last one again; bytes and scales beyond the end
-// of K are zero.
+// Columns beyond the end are the last one again; bytes and scales beyond the end of K are zero.
 template <typename T, int GS, int ALIGN, typename WP, typename SP>
-METAL_FUNC void fetch_columns(threadgroup uint4* to, WP w, SP scales, int first, int octet,
-                              thread const Offsets& offsets, int n_end, int groups, ushort lane) {
+METAL_FUNC void fetch_piece(threadgroup uint4* to, WP w, SP scales, thread const Place& at,
+                            thread const Offsets& offsets, int n_end, int groups, ushort lane) {
   typedef Format<GS> F;
-  if (ALIGN == 16 && first + 16 <= n_end) {
-    const auto from = w + (long(first) * (groups * F::BYTES) + octet * 208);
+  if (ALIGN == 16 && at.tile * 16 + 16 <= n_end) {
+    const auto from = w + (long(at.tile * 16) * (groups * F::BYTES) + at.octet * 208);
 #pragma unroll
     for (int i = 0; i < 7; i++) {
       if (i < 6 || lane < 16) {
@@ -286,17 +285,17 @@ METAL_FUNC void fetch_columns(threadgroup uint4* to, WP w, SP scales, int first,
     }
     if (lane < 2 * F::GROUPS) {
       copy_words<4>((threadgroup uint*)(to + F::SCALES + lane),
-                    scales + (long(first) * groups + octet * F::GROUPS + offsets.scales));
+                    scales + (long(at.tile * 16) * groups + at.octet * F::GROUPS + offsets.scales));
     }
     return;
   }
   constexpr int EACH = 208 / ALIGN;
-  const int columns = groups * F::BYTES, begin = octet * 208;
+  const int columns = groups * F::BYTES, begin = at.octet * 208;
   threadgroup uchar* bytes = (threadgroup uchar*)to;
 #pragma unroll 4
   for (int i = lane; i < 16 * EACH; i += 32) {
     const int column = i / EACH, part = i % EACH * ALIGN;
-    const long row = min(first + column, n_end - 1);
+    const long row = min(at.tile * 16 + column, n_end - 1);
     const auto from = w + (row * columns + begin + part);
     threadgroup uchar* place = bytes + (column * 208 + part);
     if (ALIGN == 16) {
@@ -318,29 +317,18 @@ METAL_FUNC void fetch_columns(threadgroup uint4* to, WP w, SP scales, int first,
     // Vectors of eight scales.
     constexpr int PER = F::GROUPS / 8;
     if (lane < 16 * PER) {
-      const long row = min(first + lane / PER, n_end - 1);
+      const long row = min(at.tile * 16 + lane / PER, n_end - 1);
       copy_words<4>((threadgroup uint*)(to + F::SCALES + lane),
-                    scales + (row * groups + octet * F::GROUPS + lane % PER * 8));
+                    scales + (row * groups + at.octet * F::GROUPS + lane % PER * 8));
     }
   } else {
     threadgroup T* values = (threadgroup T*)(to + F::SCALES);
-    const long row = min(first + int(lane) / 2, n_end - 1);
+    const long row = min(at.tile * 16 + int(lane) / 2, n_end - 1);
 #pragma unroll
     for (int i = 0; i < F::GROUPS / 2; i++) {
-      const int g = lane % 2 * (F::GROUPS / 2) + i, group = octet * F::GROUPS + g;
+      const int g = lane % 2 * (F::GROUPS / 2) + i, group = at.octet * F::GROUPS + g;
       values[lane / 2 * F::GROUPS + g] = group < groups ? scales[row * groups + group] : T(0.0f);
     }
-  }
-}
-
-// A piece: TILES times 16 columns.
-template <typename T, int GS, int TILES, int ALIGN, typename WP, typename SP>
-METAL_FUNC void fetch_piece(threadgroup uint4* to, WP w, SP scales, thread const Place& at,
-                            thread const Offsets& offsets, int n_end, int groups, ushort lane) {
-#pragma unroll
-  for (int t = 0; t < TILES; t++) {
-    fetch_columns<T, GS, ALIGN>(to + t * Format<GS>::VECTORS, w, scales, (at.tile * TILES + t) * 16, at.octet, offsets,
-                                n_end, groups, lane);
   }
 }
 
@@ -388,8 +376,8 @@ METAL_FUNC void end_group(thread float* sums, thread uint* before, thread const 
   }
 }
 
-template <typename T, typename O, int GS, int ROWS, int TILES, int SIMD_GROUPS, int ROOM, int ITEMS, int DEPTH,
-          int ALIGN, int RATIO, int ZEROS, bool HAS_BIAS, bool VECTORS, typename XP, typename WP, typename SP, typename BP>
+template <typename T, typename O, int GS, int ROWS, int SIMD_GROUPS, int ROOM, int ITEMS, int DEPTH, int ALIGN,
+          int RATIO, int ZEROS, bool HAS_BIAS, bool VECTORS, typename XP, typename WP, typename SP, typename BP>
 METAL_FUNC void t5_mma(XP x, WP w, SP scales, BP bias, device O* y, threadgroup uint4* fours, threadgroup uint* fifths,
                        threadgroup Group* facts, threadgroup float* lefts, threadgroup uint4* stage,
                        threadgroup float* part, threadgroup uint* unfit, int m_end, int n_end, int k_end, int m_begin,
@@ -398,20 +386,22 @@ METAL_FUNC void t5_mma(XP x, WP w, SP scales, BP bias, device O* y, threadgroup 
   // Columns of the other operand: with one row, for even and for odd groups; with four, those of two bytes of all rows
   // in one block and those of the third in another; else those of each row.
   constexpr bool APART = ROWS == 1 && GS == 128, SPREAD = ROWS == 4;
-  constexpr int BLOCKS = SPREAD ? 2 : 1, COLUMNS = 16 * TILES, SIZE = F::VECTORS * TILES;
+  constexpr int BLOCKS = SPREAD ? 2 : 1;
   const int r = lane / 4, q = lane % 4, groups = k_end / GS, octets = (groups + F::GROUPS - 1) / F::GROUPS;
   const int thread_index = simd_group * 32 + lane;
-  // x first: the pieces of all threadgroups together keep memory busy for some time. A copy of it has the last places of
-  // all SIMD groups, which are not used yet, if there is room.
-  constexpr bool COPIED = VECTORS && 128 * ROOM * ROWS <= SIMD_GROUPS * SIZE;
-  threadgroup uint4* copy = stage + (DEPTH - 1) * (SIMD_GROUPS * SIZE);
+  // x first: the pieces of all threadgroups together keep memory busy for some time. A copy of several rows has the last
+  // places of all SIMD groups, which are not used yet, if there is room.
+  constexpr bool COPIED = ROWS > 1 && VECTORS && 128 * ROOM * ROWS <= SIMD_GROUPS * F::VECTORS;
+  threadgroup uint4* copy = stage + (DEPTH - 1) * (SIMD_GROUPS * F::VECTORS);
   threadgroup const uint* xs = (threadgroup const uint*)copy;
   uint raw[10];
   if (COPIED) {
 #pragma unroll
     for (int m = 0; m < ROWS; m++) {
+      const auto row = x + long(min(m_begin + m, m_end - 1)) * k_end;
+#pragma unroll 1
       for (int i = thread_index; i < k_end / 8; i += 32 * SIMD_GROUPS) {
-        copy_words<4>((threadgroup uint*)(copy + m * (k_end / 8) + i), x + (long(min(m_begin + m, m_end - 1)) * k_end + i * 8));
+        copy_words<4>((threadgroup uint*)(copy + m * (k_end / 8) + i), row + i * 8);
       }
     }
     copies_end();
@@ -419,14 +409,14 @@ METAL_FUNC void t5_mma(XP x, WP w, SP scales, BP bias, device O* y, threadgroup 
     load_x<GS, ROWS, VECTORS>(raw, x, thread_index, groups, m_begin, m_end, k_end);
     simdgroup_barrier(mem_flags::mem_device);
   }
-  const Pieces pieces = pieces_of(ITEMS, octets, step, (n_end + COLUMNS - 1) / COLUMNS);
+  const Pieces pieces = pieces_of(ITEMS, octets, step, (n_end + 15) / 16);
   const Offsets offsets = offsets_of<GS>(groups, lane);
-  threadgroup uint4* own = stage + simd_group * SIZE;
+  threadgroup uint4* own = stage + simd_group * F::VECTORS;
   Place ahead = place_of(pieces, first, simd_group);
 #pragma unroll
   for (int d = 0; d < DEPTH - 1; d++) {
     if (ahead.there) {
-      fetch_piece<T, GS, TILES, ALIGN>(own + d * (SIMD_GROUPS * SIZE), w, scales, ahead, offsets, n_end, groups, lane);
+      fetch_piece<T, GS, ALIGN>(own + d * (SIMD_GROUPS * F::VECTORS), w, scales, ahead, offsets, n_end, groups, lane);
       ahead = place_after(pieces, ahead, SIMD_GROUPS, simd_group);
     }
     copies_end();
@@ -479,12 +469,12 @@ METAL_FUNC void t5_mma(XP x, WP w, SP scales, BP bias, device O* y, threadgroup 
       simdgroup_barrier(mem_flags::mem_threadgroup);
       // Into the place of the piece before, which all lanes are done with.
       if (ahead.there) {
-        fetch_piece<T, GS, TILES, ALIGN>(own + (at == 0 ? DEPTH - 1 : at - 1) * (SIMD_GROUPS * SIZE), w, scales, ahead,
-                                         offsets, n_end, groups, lane);
+        fetch_piece<T, GS, ALIGN>(own + (at == 0 ? DEPTH - 1 : at - 1) * (SIMD_GROUPS * F::VECTORS), w, scales, ahead,
+                                  offsets, n_end, groups, lane);
         ahead = place_after(pieces, ahead, SIMD_GROUPS, simd_group);
       }
       copies_end();
-      threadgroup const uint4* piece = own + at * (SIMD_GROUPS * SIZE);
+      threadgroup const uint4* piece = own + at * (SIMD_GROUPS * F::VECTORS);
       threadgroup const uint* words = (threadgroup const uint*)piece;
       at = at == DEPTH - 1 ? 0 : at + 1;
       // Two groups' scales in a word.
@@ -493,26 +483,20 @@ METAL_FUNC void t5_mma(XP x, WP w, SP scales, BP bias, device O* y, threadgroup 
       threadgroup const uint4* four = fours + octet * (F::SLOTS * 3);
       threadgroup const uint* fifth = fifths + octet * (F::SLOTS * 3);
       threadgroup const Group* known_of = facts + ((SPREAD ? q : ROWS == 2 ? q / 2 : 0) * octets + octet) * F::GROUPS;
-      int d[TILES][BLOCKS][4];
-      uint before[TILES][2];
-      float sums[TILES][2][2];
+      int d[BLOCKS][4];
+      uint before[2];
+      float sums[2][2];
 #pragma unroll
-      for (int t = 0; t < TILES; t++) {
-#pragma unroll
-        for (int b = 0; b < BLOCKS; b++) {
-          d[t][b][0] = d[t][b][1] = d[t][b][2] = d[t][b][3] = 0;
-        }
-        before[t][0] = before[t][1] = 0;
-        sums[t][0][0] = sums[t][0][1] = sums[t][1][0] = sums[t][1][1] = 0.0f;
+      for (int b = 0; b < BLOCKS; b++) {
+        d[b][0] = d[b][1] = d[b][2] = d[b][3] = 0;
       }
+      before[0] = before[1] = 0;
+      sums[0][0] = sums[0][1] = sums[1][0] = sums[1][1] = 0.0f;
 #pragma unroll
       for (int i = 0; i < 13; i++) {
-        uint a[TILES][2][5];
-#pragma unroll
-        for (int t = 0; t < TILES; t++) {
-          quotients_of(a[t][0], words[t * (4 * F::VECTORS) + r * 52 + 4 * i + q]);
-          quotients_of(a[t][1], words[t * (4 * F::VECTORS) + (8 + r) * 52 + 4 * i + q]);
-        }
+        uint a[2][5];
+        quotients_of(a[0], words[r * 52 + 4 * i + q]);
+        quotients_of(a[1], words[(8 + r) * 52 + 4 * i + q]);
         const int begin = 16 * i / F::BYTES, end = min((16 * i + 15) / F::BYTES, F::GROUPS - 1);
 #pragma unroll
         for (int g = begin; g <= end; g++) {
@@ -523,60 +507,51 @@ METAL_FUNC void t5_mma(XP x, WP w, SP scales, BP bias, device O* y, threadgroup 
               const int place = APART ? places[i] : base[b] + (there[b] ? slot : F::USED);
               const uint4 v = four[place];
               const uint last = fifth[place];
-#pragma unroll
-              for (int t = 0; t < TILES; t++) {
-                mma_bytes(d[t][b], a[t][0][0], a[t][1][0], a[t][0][1], a[t][1][1], v.x, v.y, lane);
-                mma_bytes(d[t][b], a[t][0][2], a[t][1][2], a[t][0][3], a[t][1][3], v.z, v.w, lane);
-                mma_bytes(d[t][b], a[t][0][4], a[t][1][4], last, lane);
-              }
+              mma_bytes(d[b], a[0][0], a[1][0], a[0][1], a[1][1], v.x, v.y, lane);
+              mma_bytes(d[b], a[0][2], a[1][2], a[0][3], a[1][3], v.z, v.w, lane);
+              mma_bytes(d[b], a[0][4], a[1][4], last, lane);
             }
           }
           if (F::BYTES * (g + 1) <= 16 * i + 16) {
             // Integers of what the bytes gave: by every lane for its row, or by lanes with the lower bytes, q = 0 and 2.
+            uint whole[2];
+            float scale[2];
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+              const int high = SPREAD ? d[BLOCKS - 1][2 * h] : simd_shuffle_xor(d[0][2 * h], 1);
+              whole[h] = uint(d[0][2 * h]) + (uint(d[0][2 * h + 1]) << 8) + (uint(high) << 16);
+              const uint pair = pairs[h * (4 * F::GROUPS) + g / 2];
+              scale[h] = g % 2 == 0 ? low_value<T>(pair) : high_value<T>(pair);
+            }
             const Group known = known_of[g];
             const bool own = !APART || q / 2 == g % 2;
-#pragma unroll
-            for (int t = 0; t < TILES; t++) {
-              uint whole[2];
-              float scale[2];
-#pragma unroll
-              for (int h = 0; h < 2; h++) {
-                const int high = SPREAD ? d[t][BLOCKS - 1][2 * h] : simd_shuffle_xor(d[t][0][2 * h], 1);
-                whole[h] = uint(d[t][0][2 * h]) + (uint(d[t][0][2 * h + 1]) << 8) + (uint(high) << 16);
-                const uint pair = pairs[t * (4 * F::VECTORS) + h * (4 * F::GROUPS) + g / 2];
-                scale[h] = g % 2 == 0 ? low_value<T>(pair) : high_value<T>(pair);
-              }
-              end_group(sums[t][APART ? 0 : g % 2], before[t], whole, scale, own ? known.unit : 0.0f, known.sum, own);
-            }
+            end_group(sums[APART ? 0 : g % 2], before, whole, scale, own ? known.unit : 0.0f, known.sum, own);
           }
         }
       }
 #pragma unroll
-      for (int t = 0; t < TILES; t++) {
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-          // Odd groups' sums are other lanes' or this one's.
-          const float odd = APART ? simd_shuffle_xor(sums[t][0][h], 2) : sums[t][1][h];
-          const int m = SPREAD ? q : q / 2;
-          if (SPREAD || (q % 2 == 0 && m < ROWS)) {
-            part[(item * ROWS + m) * COLUMNS + t * 16 + h * 8 + r] = sums[t][0][h] + odd;
-          }
+      for (int h = 0; h < 2; h++) {
+        // Odd groups' sums are other lanes' or this one's.
+        const float odd = APART ? simd_shuffle_xor(sums[0][h], 2) : sums[1][h];
+        const int m = SPREAD ? q : q / 2;
+        if (SPREAD || (q % 2 == 0 && m < ROWS)) {
+          part[(item * ROWS + m) * 16 + h * 8 + r] = sums[0][h] + odd;
         }
       }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (int i = thread_index; i < here / octets * COLUMNS * ROWS; i += SIMD_GROUPS * 32) {
-      const int column = i % COLUMNS, m = i / COLUMNS % ROWS, tile = i / COLUMNS / ROWS;
-      const int n = (first + tile * step) * COLUMNS + column;
+    for (int i = thread_index; i < here / octets * 16 * ROWS; i += SIMD_GROUPS * 32) {
+      const int column = i % 16, m = i / 16 % ROWS, tile = i / 16 / ROWS;
+      const int n = (first + tile * step) * 16 + column;
       if (n < n_end && m_begin + m < m_end && unfit[m] == 0u) {
-        const float sum = sum_of_pieces<ROWS, COLUMNS>(part, tile, octets, m, column);
+        const float sum = sum_of_pieces<ROWS>(part, tile, octets, m, column);
         y[long(m_begin + m) * n_end + n] = O(HAS_BIAS ? sum + float(bias[n]) : sum);
       }
     }
     for (int m = 0; m < ROWS; m++) {
       if (unfit[m] != 0u && m_begin + m < m_end) {
-        for (int i = simd_group; i < here / octets * COLUMNS; i += SIMD_GROUPS) {
-          const int n = (first + i / COLUMNS * step) * COLUMNS + i % COLUMNS;
+        for (int i = simd_group; i < here / octets * 16; i += SIMD_GROUPS) {
+          const int n = (first + i / 16 * step) * 16 + i % 16;
           if (n < n_end) {
             const float sum = plain_product<GS>(x, w, scales, n, m_begin + m, groups, k_end, lane);
             if (lane == 0) {
@@ -595,11 +570,11 @@ METAL_FUNC void t5_mma(XP x, WP w, SP scales, BP bias, device O* y, threadgroup 
 // --- kernel t5_mma ---
 constexpr int SLOTS = 1024 / GS * (GS == 128 ? 7 : 4) + 4;
 threadgroup uint4 fours[ROOM * SLOTS * 3 * ROWS];
-threadgroup uint4 stage[SIMD_GROUPS * DEPTH * TILES * (208 + 2048 / GS)];
+threadgroup uint4 stage[SIMD_GROUPS * DEPTH * (208 + 2048 / GS)];
 threadgroup uint fifths[ROOM * SLOTS * 3 * ROWS];
 threadgroup Group facts[ROOM * (1024 / GS) * ROWS];
 threadgroup float lefts[ROOM * (1024 / GS) * ROWS];
-threadgroup float part[ITEMS * ROWS * 16 * TILES];
+threadgroup float part[ITEMS * ROWS * 16];
 threadgroup uint unfit[ROWS];
 int m_end = 1;
 for (int i = 0; i + 1 < x_ndim; i++) {
@@ -607,12 +582,12 @@ for (int i = 0; i + 1 < x_ndim; i++) {
 }
 // Arrays that begin between multiples of 16 bytes are views, and rare.
 if (aligned(x) && aligned(w) && aligned(scales)) {
-  t5_mma<T, O, GS, ROWS, TILES, SIMD_GROUPS, ROOM, ITEMS, DEPTH, ALIGN, RATIO, ZEROS, HAS_BIAS, true>(
+  t5_mma<T, O, GS, ROWS, SIMD_GROUPS, ROOM, ITEMS, DEPTH, ALIGN, RATIO, ZEROS, HAS_BIAS, true>(
       x, w, scales, bias, y, fours, fifths, facts, lefts, stage, part, unfit, m_end, scales_shape[0], x_shape[x_ndim - 1],
       threadgroup_position_in_grid.y * ROWS, threadgroup_position_in_grid.x, threadgroups_per_grid.x,
       simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
 } else {
-  t5_mma<T, O, GS, ROWS, TILES, SIMD_GROUPS, ROOM, ITEMS, DEPTH, 1, RATIO, ZEROS, HAS_BIAS, false>(
+  t5_mma<T, O, GS, ROWS, SIMD_GROUPS, ROOM, ITEMS, DEPTH, 1, RATIO, ZEROS, HAS_BIAS, false>(
       x, w, scales, bias, y, fours, fifths, facts, lefts, stage, part, unfit, m_end, scales_shape[0], x_shape[x_ndim - 1],
       threadgroup_position_in_grid.y * ROWS, threadgroup_position_in_grid.x, threadgroups_per_grid.x,
       simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
