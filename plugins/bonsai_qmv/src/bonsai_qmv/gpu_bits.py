@@ -74,8 +74,10 @@ def _bits_eligible(*, bits: int, group_size: int, x_dtype: str, scales_dtype: st
 
 
 def _bits_bytes(rows: int, room: int, items: int, simd_groups: int, depth: int, scales: int, symmetric: bool) -> int:
-    piece = 2304 + 128 * scales * (1 if symmetric else 2)
-    return rows * (16 * room * 204 + 64 * items) + _ceil(4 * simd_groups * rows, 16) * 16 + piece * simd_groups * depth
+    x = rows * (16 * room * 204 + 64 * items) + _ceil(4 * simd_groups * rows, 16) * 16
+    # Of a column in vectors, an odd number of them.
+    of_tile = 256 * (room * scales // 2 | 1) * (1 if symmetric else 2)
+    return x + items // room * of_tile + 2304 * simd_groups * depth
 
 
 def _bits_shapes(pieces: int) -> list[tuple[int, int]]:

@@ -7,8 +7,8 @@
 //            in affine_qmv.metal, biases unread if SYMMETRIC, bias unread unless HAS_BIAS
 // Output     y (..., N) of O
 //
-// Template   ROWS 1, 2, 4 or 8, rows of x at a time; ROOM octets of groups have room in threadgroup memory, at least
-//            K / 1024 rounded up; ITEMS pieces of work at a time, at least ROOM; RESIDENT threadgroups shall fit a
+// Template   ROWS 1, 2, 4 or 8, rows of x at a time; ROOM is K / 1024 rounded up, octets of groups; ITEMS pieces of
+//            work at a time, at least ROOM; RESIDENT threadgroups shall fit a
 //            multiprocessor, which the text does not use
 // Edges      any N; any M; K is a multiple of 128; N * K / 128 is less than 2^31
 // Bytes      as in affine_qmv.metal, read once for each ROWS rows of x
@@ -24,7 +24,8 @@
 // Geometry   threadgroups of 32 * SIMD_GROUPS lanes, as many as the device holds at once. Threadgroup (i, j) of (I, J)
 //            makes columns [t, t + 1) * 16 of rows [j, j + 1) * ROWS for t = i, i + I, i + 2 I ... An octet of groups
 //            of 16 columns is a piece of work; SIMD groups take them in turns
-// Threadgroup memory   SIMD_GROUPS * 2304 bytes; ITEMS * 64 * ROWS; and for each octet with room ROWS * (3072 + 160)
+// Threadgroup memory   SIMD_GROUPS * DEPTH * 2304 bytes; ITEMS * 64 * ROWS; for each octet ROWS * (3072 + 160); and scales
+//            of the ITEMS / ROOM tiles of a turn, and biases if they are read: 256 bytes for each 16 of the columns
 //
 // Plane p of a group is bit p of all its v + 2^22, and plane 23, which counts for -2^22, has all bits; what it adds up
 // to over the codes that are 1 is the number of bits that both have. A matrix instruction takes 16 columns and 8 planes
@@ -146,90 +147,77 @@ METAL_FUNC void stage_bits(threadgroup ushort* planes, threadgroup float* units,
   }
 }
 
-// A piece of work in threadgroup memory: codes as 16 columns of 9 vectors, of which the last is not used, so that 8
-// columns lie in different banks; then eight scales of each column, and biases if they are read.
-template <typename S, int SYMMETRIC>
-struct Piece {
-  static constant constexpr int VECTORS = int(sizeof(S)) / 2;
-  static constant constexpr int SCALES = 144, OFFSETS = SCALES + 16 * VECTORS;
-  static constant constexpr int SIZE = OFFSETS + (SYMMETRIC == 0 ? 16 * VECTORS : 0);
+// A piece of work in threadgroup memory, in vectors: codes of 16 columns of 9, of which the last is not used, so that 8
+// columns lie in different banks.
+constant constexpr int PIECE = 144;
+
+// Scales, or biases, of all groups of the columns of the tiles of a turn, in vectors: a column's are PITCH, an odd number
+// for the same reason.
+template <typename S, int ROOM>
+struct Scales {
+  static constant constexpr int PER = int(sizeof(S)) / 2, PITCH = ROOM * PER | 1, TILE = 16 * PITCH;
 };
 
-// Eight neighbours of S for each of 16 columns; those from `left` on are zero.
-template <typename S, bool VECTORS, typename SP>
-METAL_FUNC void fetch_scales(threadgroup uint4* to, SP from, int tile, int octet, int n_end, int groups, ushort lane) {
-  constexpr int PER = int(sizeof(S)) / 2;
-  const int left = groups - octet * 8;
-  if (VECTORS) {
+// Those of `count` tiles, by all lanes of the threadgroup: eight for a column. Groups beyond the end have zeros.
+template <typename S, int ROOM, int SIMD_GROUPS, bool VECTORS, typename SP>
+METAL_FUNC void fetch_scales(threadgroup uint4* to, SP from, int first, int step, int count, int n_end, int groups,
+                             ushort simd_group, ushort lane) {
+  typedef Scales<S, ROOM> P;
+  constexpr int EACH = 8 / P::PER;
+#pragma unroll 1
+  for (int column = simd_group * 4 + lane / 8; column < count * 16; column += SIMD_GROUPS * 4) {
+    const int n = min((first + column / 16 * step) * 16 + column % 16, n_end - 1);
+    const auto row = from + long(n) * groups;
 #pragma unroll
-    for (int i = 0; i < PER; i++) {
-      const int at = lane + 32 * i, column = at / PER;
-      if (column < 16) {
-        const long row = min(tile * 16 + column, n_end - 1);
-        copy_words<4>((threadgroup uint*)(to + at), from + (row * groups + octet * 8 + at % PER * (8 / PER)));
+    for (int i = 0; i < (ROOM * P::PER + 7) / 8; i++) {
+      const int v = i * 8 + lane % 8;
+      if (v < ROOM * P::PER) {
+        threadgroup uint4* place = to + (column * P::PITCH + v);
+        if (VECTORS) {
+          copy_words<4>((threadgroup uint*)place, row + v * EACH);
+        } else {
+#pragma unroll
+          for (int j = 0; j < EACH; j++) {
+            ((threadgroup S*)place)[j] = v * EACH + j < groups ? row[v * EACH + j] : S(0.0f);
+          }
+        }
       }
-    }
-  } else {
-    threadgroup S* values = (threadgroup S*)to;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const long row = min(tile * 16 + int(lane) / 2, n_end - 1);
-      const int g = lane % 2 * 4 + i;
-      values[lane / 2 * 8 + g] = g < left ? from[row * groups + octet * 8 + g] : S(0.0f);
     }
   }
 }
 
-// Where a lane's vectors of a piece are, from the first column's octet on: what does not change from piece to piece.
+// Where a lane's vectors of a piece are, in words from the first column's octet on.
 struct Offsets {
-  int codes[4], scales[2];
+  int codes[4];
 };
-template <typename S>
 METAL_FUNC Offsets offsets_of(int groups, ushort lane) {
-  constexpr int PER = int(sizeof(S)) / 2;
   Offsets o;
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     o.codes[i] = ((i * 4 + lane / 8) * groups + lane % 8) * 4;
   }
-#pragma unroll
-  for (int i = 0; i < 2; i++) {
-    o.scales[i] = (lane + 32 * i) / PER * groups + (lane + 32 * i) % PER * (8 / PER);
-  }
   return o;
 }
 
 // Columns beyond the end are the last one again; groups beyond the end are the last one, and meet zeros.
-template <typename S, int SYMMETRIC, bool VECTORS, bool WHOLE, typename WP, typename SP>
-METAL_FUNC void fetch_piece(threadgroup uint4* to, WP w, SP scales, SP biases, thread const Place& at,
-                            thread const Offsets& offsets, int n_end, int groups, ushort lane) {
+template <bool VECTORS, bool WHOLE, typename WP>
+METAL_FUNC void fetch_piece(threadgroup uint4* to, WP w, thread const Place& at, thread const Offsets& offsets,
+                            int n_end, int groups, ushort lane) {
   const int tile = at.tile, octet = at.octet;
-  typedef Piece<S, SYMMETRIC> P;
+  threadgroup uint4* places = to + (lane / 8 * 9 + lane % 8);
   if (VECTORS && WHOLE && tile * 16 + 16 <= n_end) {
-    const long begin = long(tile * 16) * groups + octet * 8;
-    const auto codes = w + begin * 4;
-    threadgroup uint4* place = to + (lane / 8 * 9 + lane % 8);
+    const auto codes = w + (long(tile * 16) * groups + octet * 8) * 4;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-      copy_words<4>((threadgroup uint*)(place + i * 36), codes + offsets.codes[i]);
-    }
-#pragma unroll
-    for (int i = 0; i < P::VECTORS; i++) {
-      if (lane + 32 * i < 16 * P::VECTORS) {
-        copy_words<4>((threadgroup uint*)(to + P::SCALES + lane + 32 * i), scales + begin + offsets.scales[i]);
-        if (SYMMETRIC == 0) {
-          copy_words<4>((threadgroup uint*)(to + P::OFFSETS + lane + 32 * i), biases + begin + offsets.scales[i]);
-        }
-      }
+      copy_words<4>((threadgroup uint*)(places + i * 36), codes + offsets.codes[i]);
     }
     return;
   }
   const int group = min(octet * 8 + lane % 8, groups - 1);
 #pragma unroll
   for (int i = 0; i < 4; i++) {
-    const int column = i * 4 + lane / 8;
-    const long n = min(tile * 16 + column, n_end - 1);
-    threadgroup uint4* place = to + (column * 9 + lane % 8);
+    const long n = min(tile * 16 + i * 4 + lane / 8, n_end - 1);
+    threadgroup uint4* place = places + i * 36;
     if (VECTORS) {
       copy_words<4>((threadgroup uint*)place, w + (n * groups + group) * 4);
     } else {
@@ -240,10 +228,6 @@ METAL_FUNC void fetch_piece(threadgroup uint4* to, WP w, SP scales, SP biases, t
       place->z = words[2];
       place->w = words[3];
     }
-  }
-  fetch_scales<S, VECTORS && WHOLE>(to + P::SCALES, scales, tile, octet, n_end, groups, lane);
-  if (SYMMETRIC == 0) {
-    fetch_scales<S, VECTORS && WHOLE>(to + P::OFFSETS, biases, tile, octet, n_end, groups, lane);
   }
 }
 
@@ -277,27 +261,36 @@ METAL_FUNC void take_two(thread float* to, threadgroup const uint* from, int q) 
   }
 }
 
-template <typename T, typename S, typename O, int ROWS, int SIMD_GROUPS, int ITEMS, int DEPTH, int SYMMETRIC,
+template <typename T, typename S, typename O, int ROWS, int SIMD_GROUPS, int ROOM, int ITEMS, int DEPTH, int SYMMETRIC,
           bool HAS_BIAS, bool VECTORS, bool WHOLE, typename XP, typename WP, typename SP, typename BP>
 METAL_FUNC void affine_bits(XP x, WP w, SP scales, SP biases, BP bias, device O* y, threadgroup uint4* planes,
                             threadgroup float4* units, threadgroup float4* totals, threadgroup float* sums,
-                            threadgroup uint4* stage, threadgroup float* part, threadgroup uint* odd, int m_end,
-                            int n_end, int k_end, int m_begin, int first, int step, ushort simd_group, ushort lane) {
-  typedef Piece<S, SYMMETRIC> P;
-  const int r = lane / 4, q = lane % 4, groups = k_end / 128, octets = (groups + 7) / 8;
-  threadgroup uint4* own = stage + simd_group * (DEPTH * P::SIZE);
+                            threadgroup uint4* stage, threadgroup uint4* scales_here,
+                            threadgroup float* part, threadgroup uint* odd, int m_end, int n_end, int k_end, int m_begin, int first, int step, ushort simd_group, ushort lane) {
+  typedef Scales<S, ROOM> P;
+  constexpr int octets = ROOM, BIASES = ITEMS / ROOM * P::TILE;
+  const int r = lane / 4, q = lane % 4, groups = k_end / 128;
+  threadgroup uint4* own = stage + simd_group * (DEPTH * PIECE);
   // x first: the pieces of all threadgroups together keep memory busy for some time.
   uint raw[8];
   load_x<ROWS, VECTORS>(raw, x, simd_group * 4, m_begin, m_end, groups, lane);
   simdgroup_barrier(mem_flags::mem_device);
   const Pieces pieces = pieces_of(ITEMS, octets, step, (n_end + 15) / 16);
-  const Offsets offsets = offsets_of<S>(groups, lane);
+  const Offsets offsets = offsets_of(groups, lane);
+  fetch_scales<S, ROOM, SIMD_GROUPS, VECTORS && WHOLE>(scales_here, scales, first, step,
+                                                       pieces_in_turn(pieces, first) / octets, n_end, groups,
+                                                       simd_group, lane);
+  if (SYMMETRIC == 0) {
+    fetch_scales<S, ROOM, SIMD_GROUPS, VECTORS && WHOLE>(scales_here + BIASES, biases, first, step,
+                                                         pieces_in_turn(pieces, first) / octets, n_end, groups,
+                                                         simd_group, lane);
+  }
+  copies_end();
   Place ahead = place_of(pieces, first, simd_group);
 #pragma unroll
   for (int d = 0; d < DEPTH - 1; d++) {
     if (ahead.there) {
-      fetch_piece<S, SYMMETRIC, VECTORS, WHOLE>(own + d * P::SIZE, w, scales, biases, ahead, offsets, n_end,
-                                                          groups, lane);
+      fetch_piece<VECTORS, WHOLE>(own + d * PIECE, w, ahead, offsets, n_end, groups, lane);
       ahead = place_after(pieces, ahead, SIMD_GROUPS, simd_group);
     }
     copies_end();
@@ -305,6 +298,7 @@ METAL_FUNC void affine_bits(XP x, WP w, SP scales, SP biases, BP bias, device O*
   stage_bits<T, ROWS, SIMD_GROUPS, VECTORS>((threadgroup ushort*)planes, (threadgroup float*)units,
                                             (threadgroup float*)totals, sums, odd, raw, x, m_begin,
                                             m_end, groups, simd_group, lane);
+  copies_wait<DEPTH - 1>();
   threadgroup_barrier(mem_flags::mem_threadgroup);
   const float weight = as_type<float>((127u + 6u * uint(q)) << 23), unweighted = 1.0f / weight;
   const int top = q == 3 ? -16 : 32;
@@ -319,25 +313,25 @@ METAL_FUNC void affine_bits(XP x, WP w, SP scales, SP biases, BP bias, device O*
       simdgroup_barrier(mem_flags::mem_threadgroup);
       // Into the place of the piece before, which all lanes are done with.
       if (ahead.there) {
-        fetch_piece<S, SYMMETRIC, VECTORS, WHOLE>(own + (slot == 0 ? DEPTH - 1 : slot - 1) * P::SIZE, w, scales,
-                                                  biases, ahead, offsets, n_end, groups, lane);
+        fetch_piece<VECTORS, WHOLE>(own + (slot == 0 ? DEPTH - 1 : slot - 1) * PIECE, w, ahead, offsets, n_end,
+                                    groups, lane);
         ahead = place_after(pieces, ahead, SIMD_GROUPS, simd_group);
       }
       copies_end();
-      threadgroup const uint4* piece = own + slot * P::SIZE;
+      threadgroup const uint4* piece = own + slot * PIECE;
       threadgroup const uint* words = (threadgroup const uint*)piece;
       slot = slot == DEPTH - 1 ? 0 : slot + 1;
-      const int octet = item - tile_in_turn(pieces, item) * octets;
+      const int tile = item / octets, octet = item % octets;
       float scale[2][8], parts[ROWS][2];
 #pragma unroll
       for (int h = 0; h < 2; h++) {
-        threadgroup const uint4* scales_of = piece + (P::SCALES + (h * 8 + r) * P::VECTORS);
+        threadgroup const uint4* scales_of = scales_here + ((tile * 16 + h * 8 + r) * P::PITCH + octet * P::PER);
         // What is left of the biases: lane q begins with those of groups 2 q and 2 q + 1.
         float offset[2];
         if (SYMMETRIC == 0) {
           float own_scale[2];
           take_two<S>(own_scale, (threadgroup const uint*)scales_of, q);
-          take_two<S>(offset, (threadgroup const uint*)(scales_of + (P::OFFSETS - P::SCALES)), q);
+          take_two<S>(offset, (threadgroup const uint*)(scales_of + BIASES), q);
           offset[0] = fma(0.5f, own_scale[0], offset[0]);
           offset[1] = fma(0.5f, own_scale[1], offset[1]);
         } else if (SYMMETRIC > 1) {
@@ -399,6 +393,17 @@ METAL_FUNC void affine_bits(XP x, WP w, SP scales, SP biases, BP bias, device O*
       }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
+    const int next = first + pieces.at_once * step;
+    if (next < pieces.tiles) {
+      const int count = pieces_in_turn(pieces, next) / octets;
+      fetch_scales<S, ROOM, SIMD_GROUPS, VECTORS && WHOLE>(scales_here, scales, next, step, count, n_end, groups,
+                                                           simd_group, lane);
+      if (SYMMETRIC == 0) {
+        fetch_scales<S, ROOM, SIMD_GROUPS, VECTORS && WHOLE>(scales_here + BIASES, biases, next, step, count, n_end,
+                                                             groups, simd_group, lane);
+      }
+      copies_end();
+    }
     for (int i = simd_group * 32 + lane; i < here / octets * 16 * ROWS; i += SIMD_GROUPS * 32) {
       const int column = i % 16, m = i / 16 % ROWS, tile = i / 16 / ROWS;
       const int n = (first + tile * step) * 16 + column;
@@ -421,7 +426,8 @@ METAL_FUNC void affine_bits(XP x, WP w, SP scales, SP biases, BP bias, device O*
         y[long(m_begin + m) * n_end + n] = O(HAS_BIAS ? sum + float(bias[n]) : sum);
       }
     }
-    if (first + pieces.at_once * step < pieces.tiles) {
+    if (next < pieces.tiles) {
+      copies_wait<0>();
       threadgroup_barrier(mem_flags::mem_threadgroup);
     }
   }
@@ -432,7 +438,8 @@ threadgroup uint4 planes[ROOM * ROWS * 192];
 threadgroup float4 units[ROOM * ROWS * 2];
 threadgroup float4 totals[ROOM * ROWS * 8];
 threadgroup float sums[ROOM * ROWS * 8];
-threadgroup uint4 stage[SIMD_GROUPS * DEPTH * (144 + 8 * int(sizeof(S)) * (SYMMETRIC == 0 ? 2 : 1))];
+threadgroup uint4 stage[SIMD_GROUPS * DEPTH * 144];
+threadgroup uint4 scales_here[ITEMS / ROOM * 16 * (ROOM * int(sizeof(S)) / 2 | 1) * (SYMMETRIC == 0 ? 2 : 1)];
 threadgroup float part[ITEMS * ROWS * 16];
 threadgroup uint odd[SIMD_GROUPS * ROWS];
 int m_end = 1;
@@ -441,13 +448,13 @@ for (int i = 0; i + 1 < x_ndim; i++) {
 }
 // Arrays that begin between multiples of 16 bytes are views, and rare.
 if (aligned(x) && aligned(w) && aligned(scales) && aligned(biases)) {
-  affine_bits<T, S, O, ROWS, SIMD_GROUPS, ITEMS, DEPTH, SYMMETRIC, HAS_BIAS, true, WHOLE>(
-      x, w, scales, biases, bias, y, planes, units, totals, sums, stage, part, odd, m_end, w_shape[0],
+  affine_bits<T, S, O, ROWS, SIMD_GROUPS, ROOM, ITEMS, DEPTH, SYMMETRIC, HAS_BIAS, true, WHOLE>(
+      x, w, scales, biases, bias, y, planes, units, totals, sums, stage, scales_here, part, odd, m_end, w_shape[0],
       x_shape[x_ndim - 1], threadgroup_position_in_grid.y * ROWS, threadgroup_position_in_grid.x,
       threadgroups_per_grid.x, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
 } else {
-  affine_bits<T, S, O, ROWS, SIMD_GROUPS, ITEMS, DEPTH, SYMMETRIC, HAS_BIAS, false, WHOLE>(
-      x, w, scales, biases, bias, y, planes, units, totals, sums, stage, part, odd, m_end, w_shape[0],
+  affine_bits<T, S, O, ROWS, SIMD_GROUPS, ROOM, ITEMS, DEPTH, SYMMETRIC, HAS_BIAS, false, WHOLE>(
+      x, w, scales, biases, bias, y, planes, units, totals, sums, stage, scales_here, part, odd, m_end, w_shape[0],
       x_shape[x_ndim - 1], threadgroup_position_in_grid.y * ROWS, threadgroup_position_in_grid.x,
       threadgroups_per_grid.x, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
 }
