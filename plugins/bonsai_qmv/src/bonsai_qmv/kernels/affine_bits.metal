@@ -80,8 +80,8 @@ METAL_FUNC void load_x(thread uint* raw, XP x, int i, int m_begin, int m_end, in
 // t, as [g / 4][row][t]: 1.5 * 2^23 and half the sum of x, of its integer the lower 19 bits with t = 0, where a half
 // unit is rounded away, and the others with t = 3.
 // Sets `odd`[simd group][row] where numbers are not finite, above 2^120, or all of a group below 2^-50. `raw` is load_x
-// of the first turn.
-template <typename T, int ROWS, int SIMD_GROUPS, bool VECTORS, typename XP>
+// of the first AHEAD turns.
+template <typename T, int ROWS, int SIMD_GROUPS, int AHEAD, bool VECTORS, typename XP>
 METAL_FUNC void stage_bits(threadgroup ushort* planes, threadgroup float* units, threadgroup float* totals,
                            threadgroup float* sums, threadgroup uint* odd, thread uint* raw, XP x, int m_begin,
                            int m_end, int groups, ushort simd_group, ushort lane) {
@@ -113,9 +113,16 @@ METAL_FUNC void stage_bits(threadgroup ushort* planes, threadgroup float* units,
       added += v[2 * j] + v[2 * j + 1];
     }
     int sum = usual ? int(added - 16u * 0x4b400000u) : 0;
-    // The next turn's values arrive meanwhile.
-    if (i + SIMD_GROUPS * 4 < padded * ROWS) {
-      load_x<ROWS, VECTORS>(raw, x, i + SIMD_GROUPS * 4, m_begin, m_end, groups, lane);
+    // Another turn's values arrive meanwhile.
+    if (AHEAD == 2) {
+#pragma unroll
+      for (int j = 0; j < 8; j++) {
+        raw[j] = raw[AHEAD * 8 - 8 + j];
+      }
+    }
+    const int later = i + AHEAD * SIMD_GROUPS * 4;
+    if (later < padded * ROWS) {
+      load_x<ROWS, VECTORS>(raw + (AHEAD * 8 - 8), x, later, m_begin, m_end, groups, lane);
     }
     transpose_bits(v);
     const int at = group / 4 * ROWS + m;
@@ -272,8 +279,12 @@ METAL_FUNC void affine_bits(XP x, WP w, SP scales, SP biases, BP bias, device O*
   const int r = lane / 4, q = lane % 4, groups = k_end / 128;
   threadgroup uint4* own = stage + simd_group * (DEPTH * PIECE);
   // x first: the pieces of all threadgroups together keep memory busy for some time.
-  uint raw[8];
-  load_x<ROWS, VECTORS>(raw, x, simd_group * 4, m_begin, m_end, groups, lane);
+  constexpr int AHEAD = SIMD_GROUPS * 4 < ROOM * 8 * ROWS ? 2 : 1;
+  uint raw[AHEAD * 8];
+#pragma unroll
+  for (int i = 0; i < AHEAD; i++) {
+    load_x<ROWS, VECTORS>(raw + i * 8, x, (i * SIMD_GROUPS + simd_group) * 4, m_begin, m_end, groups, lane);
+  }
   simdgroup_barrier(mem_flags::mem_device);
   const Pieces pieces = pieces_of(ITEMS, octets, step, (n_end + 15) / 16);
   const Offsets offsets = offsets_of(groups, lane);
@@ -295,7 +306,7 @@ METAL_FUNC void affine_bits(XP x, WP w, SP scales, SP biases, BP bias, device O*
     }
     copies_end();
   }
-  stage_bits<T, ROWS, SIMD_GROUPS, VECTORS>((threadgroup ushort*)planes, (threadgroup float*)units,
+  stage_bits<T, ROWS, SIMD_GROUPS, AHEAD, VECTORS>((threadgroup ushort*)planes, (threadgroup float*)units,
                                             (threadgroup float*)totals, sums, odd, raw, x, m_begin,
                                             m_end, groups, simd_group, lane);
   copies_wait<DEPTH - 1>();
