@@ -63,3 +63,39 @@ METAL_FUNC float sum_of_pieces(threadgroup const float* part, int tile_in_turn, 
   }
   return sum;
 }
+
+// How far the rows of columns are apart in threadgroup memory, in vectors: an odd number, so that neighbours lie in
+// different banks.
+constexpr METAL_FUNC int pitch_of(int vectors) {
+  return vectors | 1;
+}
+
+// Scales of all groups of the columns of the turn that begins with tile `first`, in rows of ROW vectors: whole rows at a
+// time, by all lanes of the threadgroup, eight for a row. Columns beyond the end are the last one again, groups beyond
+// the end have zeros.
+template <typename S, int ROW, int SIMD_GROUPS, bool VECTORS, typename SP>
+METAL_FUNC void fetch_rows(threadgroup uint4* to, SP from, thread const Pieces& pieces, int first, int n_end, int groups,
+                           ushort simd_group, ushort lane) {
+  constexpr int EACH = 16 / int(sizeof(S));
+  const int columns = min(pieces.at_once, (pieces.tiles - first + pieces.step - 1) / pieces.step) * 16;
+#pragma unroll 1
+  for (int column = simd_group * 4 + lane / 8; column < columns; column += SIMD_GROUPS * 4) {
+    const int n = min((first + column / 16 * pieces.step) * 16 + column % 16, n_end - 1);
+    const auto row = from + long(n) * groups;
+#pragma unroll
+    for (int i = 0; i < (ROW + 7) / 8; i++) {
+      const int v = i * 8 + lane % 8;
+      if (v < ROW) {
+        threadgroup uint4* place = to + (column * pitch_of(ROW) + v);
+        if (VECTORS) {
+          copy_words<4>((threadgroup uint*)place, row + v * EACH);
+        } else {
+#pragma unroll
+          for (int j = 0; j < EACH; j++) {
+            ((threadgroup S*)place)[j] = v * EACH + j < groups ? row[v * EACH + j] : S(0.0f);
+          }
+        }
+      }
+    }
+  }
+}

@@ -81,7 +81,9 @@ def _mma_bytes(rows: int, room: int, items: int, simd_groups: int, depth: int, g
     slots = room * rows * 3 * (groups * (7 if group_size == 128 else 4) + 4)
     x = 16 * slots + _ceil(4 * slots, 16) * 16
     facts = _ceil(8 * room * groups * rows, 16) * 16 + _ceil(4 * room * groups * rows, 16) * 16
-    return x + facts + 16 + 64 * items * rows + (3328 + 32768 // group_size) * simd_groups * depth
+    # Of a column in vectors, an odd number of them.
+    scales = items // room * 256 * (room * groups // 8 | 1)
+    return x + facts + 16 + 64 * items * rows + scales + simd_groups * (3328 * depth + 128)
 
 
 def _mma_shape(rows: int, k: int, group_size: int, device: str, simd_groups: int = 0, depth: int = 0) -> Shape:

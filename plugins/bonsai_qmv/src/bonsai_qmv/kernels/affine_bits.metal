@@ -158,41 +158,6 @@ METAL_FUNC void stage_bits(threadgroup ushort* planes, threadgroup float* units,
 // columns lie in different banks.
 constant constexpr int PIECE = 144;
 
-// Scales, or biases, of all groups of the columns of the tiles of a turn, in vectors: a column's are PITCH, an odd number
-// for the same reason.
-template <typename S, int ROOM>
-struct Scales {
-  static constant constexpr int PER = int(sizeof(S)) / 2, PITCH = ROOM * PER | 1, TILE = 16 * PITCH;
-};
-
-// Those of `count` tiles, by all lanes of the threadgroup: eight for a column. Groups beyond the end have zeros.
-template <typename S, int ROOM, int SIMD_GROUPS, bool VECTORS, typename SP>
-METAL_FUNC void fetch_scales(threadgroup uint4* to, SP from, int first, int step, int count, int n_end, int groups,
-                             ushort simd_group, ushort lane) {
-  typedef Scales<S, ROOM> P;
-  constexpr int EACH = 8 / P::PER;
-#pragma unroll 1
-  for (int column = simd_group * 4 + lane / 8; column < count * 16; column += SIMD_GROUPS * 4) {
-    const int n = min((first + column / 16 * step) * 16 + column % 16, n_end - 1);
-    const auto row = from + long(n) * groups;
-#pragma unroll
-    for (int i = 0; i < (ROOM * P::PER + 7) / 8; i++) {
-      const int v = i * 8 + lane % 8;
-      if (v < ROOM * P::PER) {
-        threadgroup uint4* place = to + (column * P::PITCH + v);
-        if (VECTORS) {
-          copy_words<4>((threadgroup uint*)place, row + v * EACH);
-        } else {
-#pragma unroll
-          for (int j = 0; j < EACH; j++) {
-            ((threadgroup S*)place)[j] = v * EACH + j < groups ? row[v * EACH + j] : S(0.0f);
-          }
-        }
-      }
-    }
-  }
-}
-
 // Where a lane's vectors of a piece are, in words from the first column's octet on.
 struct Offsets {
   int codes[4];
@@ -274,8 +239,7 @@ METAL_FUNC void affine_bits(XP x, WP w, SP scales, SP biases, BP bias, device O*
                             threadgroup float4* units, threadgroup float4* totals, threadgroup float* sums,
                             threadgroup uint4* stage, threadgroup uint4* scales_here,
                             threadgroup float* part, threadgroup uint* odd, int m_end, int n_end, int k_end, int m_begin, int first, int step, ushort simd_group, ushort lane) {
-  typedef Scales<S, ROOM> P;
-  constexpr int octets = ROOM, BIASES = ITEMS / ROOM * P::TILE;
+  constexpr int PER = int(sizeof(S)) / 2, PITCH = pitch_of(ROOM * PER), octets = ROOM, BIASES = ITEMS / ROOM * 16 * PITCH;
   const int r = lane / 4, q = lane % 4, groups = k_end / 128;
   threadgroup uint4* own = stage + simd_group * (DEPTH * PIECE);
   // x first: the pieces of all threadgroups together keep memory busy for some time.
@@ -288,13 +252,11 @@ METAL_FUNC void affine_bits(XP x, WP w, SP scales, SP biases, BP bias, device O*
   simdgroup_barrier(mem_flags::mem_device);
   const Pieces pieces = pieces_of(ITEMS, octets, step, (n_end + 15) / 16);
   const Offsets offsets = offsets_of(groups, lane);
-  fetch_scales<S, ROOM, SIMD_GROUPS, VECTORS && WHOLE>(scales_here, scales, first, step,
-                                                       pieces_in_turn(pieces, first) / octets, n_end, groups,
-                                                       simd_group, lane);
+  fetch_rows<S, ROOM * PER, SIMD_GROUPS, VECTORS && WHOLE>(scales_here, scales, pieces, first, n_end, groups, simd_group,
+                                                           lane);
   if (SYMMETRIC == 0) {
-    fetch_scales<S, ROOM, SIMD_GROUPS, VECTORS && WHOLE>(scales_here + BIASES, biases, first, step,
-                                                         pieces_in_turn(pieces, first) / octets, n_end, groups,
-                                                         simd_group, lane);
+    fetch_rows<S, ROOM * PER, SIMD_GROUPS, VECTORS && WHOLE>(scales_here + BIASES, biases, pieces, first, n_end, groups,
+                                                             simd_group, lane);
   }
   copies_end();
   Place ahead = place_of(pieces, first, simd_group);
@@ -336,7 +298,7 @@ METAL_FUNC void affine_bits(XP x, WP w, SP scales, SP biases, BP bias, device O*
       float scale[2][8], parts[ROWS][2];
 #pragma unroll
       for (int h = 0; h < 2; h++) {
-        threadgroup const uint4* scales_of = scales_here + ((tile * 16 + h * 8 + r) * P::PITCH + octet * P::PER);
+        threadgroup const uint4* scales_of = scales_here + ((tile * 16 + h * 8 + r) * PITCH + octet * PER);
         // What is left of the biases: lane q begins with those of groups 2 q and 2 q + 1.
         float offset[2];
         if (SYMMETRIC == 0) {
@@ -406,12 +368,11 @@ METAL_FUNC void affine_bits(XP x, WP w, SP scales, SP biases, BP bias, device O*
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const int next = first + pieces.at_once * step;
     if (next < pieces.tiles) {
-      const int count = pieces_in_turn(pieces, next) / octets;
-      fetch_scales<S, ROOM, SIMD_GROUPS, VECTORS && WHOLE>(scales_here, scales, next, step, count, n_end, groups,
-                                                           simd_group, lane);
+      fetch_rows<S, ROOM * PER, SIMD_GROUPS, VECTORS && WHOLE>(scales_here, scales, pieces, next, n_end, groups,
+                                                               simd_group, lane);
       if (SYMMETRIC == 0) {
-        fetch_scales<S, ROOM, SIMD_GROUPS, VECTORS && WHOLE>(scales_here + BIASES, biases, next, step, count, n_end,
-                                                             groups, simd_group, lane);
+        fetch_rows<S, ROOM * PER, SIMD_GROUPS, VECTORS && WHOLE>(scales_here + BIASES, biases, pieces, next, n_end,
+                                                                 groups, simd_group, lane);
       }
       copies_end();
     }
@@ -450,7 +411,7 @@ threadgroup float4 units[ROOM * ROWS * 2];
 threadgroup float4 totals[ROOM * ROWS * 8];
 threadgroup float sums[ROOM * ROWS * 8];
 threadgroup uint4 stage[SIMD_GROUPS * DEPTH * 144];
-threadgroup uint4 scales_here[ITEMS / ROOM * 16 * (ROOM * int(sizeof(S)) / 2 | 1) * (SYMMETRIC == 0 ? 2 : 1)];
+threadgroup uint4 scales_here[ITEMS / ROOM * 16 * pitch_of(ROOM * int(sizeof(S)) / 2) * (SYMMETRIC == 0 ? 2 : 1)];
 threadgroup float part[ITEMS * ROWS * 16];
 threadgroup uint odd[SIMD_GROUPS * ROWS];
 int m_end = 1;

@@ -7,8 +7,7 @@
 //            as in t5_qmv.metal, bias unread unless HAS_BIAS
 // Output     y (..., N) of O
 //
-// Template   GS 64 or 128; ROWS 1, 2 or 4, rows of x at a time; ROOM octets have room in threadgroup memory, at least
-//            K / 1024 rounded up; ITEMS pieces of work at a time, at least ROOM; DEPTH pieces, at least 2, that a SIMD
+// Template   GS 64 or 128; ROWS 1, 2 or 4, rows of x at a time; ROOM is K / 1024 rounded up, octets; ITEMS pieces of work at a time, at least ROOM; DEPTH pieces, at least 2, that a SIMD
 //            group has memory for; ALIGN 16 if K is a multiple of 1024, else 8, 4 or 1, which the bytes of a row of w
 //            are a multiple of; RATIO: scales of a row of w differ by no more than RATIO / 16 times; ZEROS: no group of w
 //            has more than ZEROS of 128 weights of zero
@@ -26,8 +25,8 @@
 // Geometry   threadgroups of 32 * SIMD_GROUPS lanes, as many as the device holds at once. Threadgroup (i, j) of (I, J)
 //            makes columns [t, t + 1) * 16 of rows [j, j + 1) * ROWS for t = i, i + I, i + 2 I ... An octet, 1024
 //            weights or 208 bytes, of 16 columns is a piece of work; SIMD groups take them in turns (pieces.h)
-// Threadgroup memory   SIMD_GROUPS * DEPTH * (3328 + 32768 / GS) bytes; ITEMS * 64 * ROWS; 16; for each octet with room
-//            ROWS * (3600 + 96), with GS 64 ROWS * (4080 + 192)
+// Threadgroup memory   SIMD_GROUPS * (DEPTH * 3328 + 128) bytes; ITEMS * 64 * ROWS; 16; for each octet ROWS * (3600 + 96), with
+//            GS 64 ROWS * (4080 + 192); scales of the ITEMS / ROOM tiles of a turn
 //
 // A byte b of five trits t0 ... t4 gives b, b / 3, b / 9, b / 27, b / 81 rounded down, and tj = (b / 3^j) - 3 (b /
 // 3^(j+1)). So sum tj vj = sum (b / 3^j) (vj - 3 v(j-1)): the quotients are operands as they are, and what they meet is
@@ -51,8 +50,8 @@ struct Format {
   // Words that have bytes of a group, and one slot for each in an octet, and one of zeros; four more than a multiple of
   // eight, so that lanes that take neighbouring slots of two bytes of the integers find them in different banks.
   static constant constexpr int WORDS = GS == 128 ? 7 : 4, USED = GROUPS * WORDS, SLOTS = USED + 4;
-  // Vectors of an octet's bytes and scales of 16 columns.
-  static constant constexpr int SCALES = 208, VECTORS = SCALES + 2 * GROUPS;
+  // Vectors of an octet's bytes of 16 columns, and of its scales of one.
+  static constant constexpr int VECTORS = 208, SCALES = GROUPS / 8;
 };
 
 // What is known of a group of a row of x: its unit, and the sum of its integers.
@@ -130,9 +129,9 @@ METAL_FUNC void load_x(thread uint* raw, XP x, int i, int groups, int m_begin, i
 }
 
 // What the quotients of a word of bytes of one group meet, for its slot: fours (quotients 0 ... 3) and fifths, as
-// [row][octet][byte of the integers][slot]; and groups' facts, [row][group]. `raw` is x of the first turn; it is `xs` if
-// COPIED.
-template <typename T, int GS, int ROWS, int SIMD_GROUPS, int ZEROS, bool COPIED, bool VECTORS, typename XP>
+// [row][octet][byte of the integers][slot]; and groups' facts, [row][group]. `raw` is x of the first AHEAD turns; it is
+// `xs` if COPIED.
+template <typename T, int GS, int ROWS, int SIMD_GROUPS, int ZEROS, int AHEAD, bool COPIED, bool VECTORS, typename XP>
 METAL_FUNC void stage_x(threadgroup uint4* fours, threadgroup uint* fifths, threadgroup Group* facts,
                         threadgroup float* lefts, thread uint* raw, threadgroup const uint* xs, XP x, int octets,
                         int m_begin, int m_end, int k_end, int thread_index) {
@@ -189,11 +188,17 @@ METAL_FUNC void stage_x(threadgroup uint4* fours, threadgroup uint* fifths, thre
       sum += simd_shuffle_xor(sum, j);
     }
     const Turn<GS, ROWS> t = turn_of<GS, ROWS>(i, groups);
-    const int next = i + 32 * SIMD_GROUPS;
+    if (AHEAD == 2) {
+#pragma unroll
+      for (int j = 0; j < 10; j++) {
+        raw[j] = raw[AHEAD * 10 - 10 + j];
+      }
+    }
+    const int next = i + AHEAD * 32 * SIMD_GROUPS;
     if (COPIED) {
       take_x<GS, ROWS>(raw, xs, next, next < count ? groups : 0, k_end);
     } else {
-      load_x<GS, ROWS, VECTORS>(raw, x, next, next < count ? groups : 0, m_begin, m_end, k_end);
+      load_x<GS, ROWS, VECTORS>(raw + (AHEAD * 10 - 10), x, next, next < count ? groups : 0, m_begin, m_end, k_end);
     }
     if (i < count && t.word == 0) {
       const int to_group = t.row * octets * F::GROUPS + t.group;
@@ -252,45 +257,36 @@ METAL_FUNC bool is_unfit(threadgroup const Group* facts, threadgroup const float
   return !(error < INFINITY && error <= 4.0f / 16777216.0f * sqrt(float(k_end)) * left);
 }
 
-// Where a lane's vectors of a piece are, from the first column's octet on: what does not change from piece to piece.
+// Where a lane's vectors of a piece are, in bytes from the first column's octet on.
 struct Offsets {
-  int vectors[7], scales;
+  int vectors[7];
 };
-template <int GS>
-METAL_FUNC Offsets offsets_of(int groups, ushort lane) {
-  typedef Format<GS> F;
-  constexpr int PER = F::GROUPS / 8;
+METAL_FUNC Offsets offsets_of(int columns, ushort lane) {
   Offsets o;
 #pragma unroll
   for (int i = 0; i < 7; i++) {
     const int at = lane + 32 * i;
-    o.vectors[i] = at / 13 * (groups * F::BYTES) + at % 13 * 16;
+    o.vectors[i] = at / 13 * columns + at % 13 * 16;
   }
-  o.scales = lane / PER * groups + lane % PER * 8;
   return o;
 }
 
-// Columns beyond the end are the last one again; bytes and scales beyond the end of K are zero.
-template <typename T, int GS, int ALIGN, typename WP, typename SP>
-METAL_FUNC void fetch_piece(threadgroup uint4* to, WP w, SP scales, thread const Place& at,
-                            thread const Offsets& offsets, int n_end, int groups, ushort lane) {
-  typedef Format<GS> F;
+// Rows of w have `columns` bytes. Columns beyond the end are the last one again; bytes beyond the end of K are zero.
+template <int ALIGN, typename WP>
+METAL_FUNC void fetch_piece(threadgroup uint4* to, WP w, thread const Place& at, thread const Offsets& offsets, int n_end,
+                            int columns, ushort lane) {
   if (ALIGN == 16 && at.tile * 16 + 16 <= n_end) {
-    const auto from = w + (long(at.tile * 16) * (groups * F::BYTES) + at.octet * 208);
+    const auto from = w + (long(at.tile * 16) * columns + at.octet * 208);
 #pragma unroll
     for (int i = 0; i < 7; i++) {
       if (i < 6 || lane < 16) {
         copy_words<4>((threadgroup uint*)(to + lane + 32 * i), from + offsets.vectors[i]);
       }
     }
-    if (lane < 2 * F::GROUPS) {
-      copy_words<4>((threadgroup uint*)(to + F::SCALES + lane),
-                    scales + (long(at.tile * 16) * groups + at.octet * F::GROUPS + offsets.scales));
-    }
     return;
   }
   constexpr int EACH = 208 / ALIGN;
-  const int columns = groups * F::BYTES, begin = at.octet * 208;
+  const int begin = at.octet * 208;
   threadgroup uchar* bytes = (threadgroup uchar*)to;
 #pragma unroll 4
   for (int i = lane; i < 16 * EACH; i += 32) {
@@ -311,23 +307,6 @@ METAL_FUNC void fetch_piece(threadgroup uint4* to, WP w, SP scales, thread const
       for (int b = 0; b < ALIGN; b++) {
         place[b] = 0;
       }
-    }
-  }
-  if (ALIGN == 16) {
-    // Vectors of eight scales.
-    constexpr int PER = F::GROUPS / 8;
-    if (lane < 16 * PER) {
-      const long row = min(at.tile * 16 + lane / PER, n_end - 1);
-      copy_words<4>((threadgroup uint*)(to + F::SCALES + lane),
-                    scales + (row * groups + at.octet * F::GROUPS + lane % PER * 8));
-    }
-  } else {
-    threadgroup T* values = (threadgroup T*)(to + F::SCALES);
-    const long row = min(at.tile * 16 + int(lane) / 2, n_end - 1);
-#pragma unroll
-    for (int i = 0; i < F::GROUPS / 2; i++) {
-      const int g = lane % 2 * (F::GROUPS / 2) + i, group = at.octet * F::GROUPS + g;
-      values[lane / 2 * F::GROUPS + g] = group < groups ? scales[row * groups + group] : T(0.0f);
     }
   }
 }
@@ -380,21 +359,23 @@ template <typename T, typename O, int GS, int ROWS, int SIMD_GROUPS, int ROOM, i
           int RATIO, int ZEROS, bool HAS_BIAS, bool VECTORS, typename XP, typename WP, typename SP, typename BP>
 METAL_FUNC void t5_mma(XP x, WP w, SP scales, BP bias, device O* y, threadgroup uint4* fours, threadgroup uint* fifths,
                        threadgroup Group* facts, threadgroup float* lefts, threadgroup uint4* stage,
-                       threadgroup float* part, threadgroup uint* unfit, int m_end, int n_end, int k_end, int m_begin,
+                       threadgroup uint4* scales_here, threadgroup float* part, threadgroup uint* unfit, int m_end, int n_end, int k_end, int m_begin,
                        int first, int step, ushort simd_group, ushort lane) {
   typedef Format<GS> F;
   // Columns of the other operand: with one row, for even and for odd groups; with four, those of two bytes of all rows
   // in one block and those of the third in another; else those of each row.
   constexpr bool APART = ROWS == 1 && GS == 128, SPREAD = ROWS == 4;
   constexpr int BLOCKS = SPREAD ? 2 : 1;
-  const int r = lane / 4, q = lane % 4, groups = k_end / GS, octets = (groups + F::GROUPS - 1) / F::GROUPS;
+  constexpr int octets = ROOM;
+  const int r = lane / 4, q = lane % 4, groups = k_end / GS;
   const int thread_index = simd_group * 32 + lane;
   // x first: the pieces of all threadgroups together keep memory busy for some time. A copy of several rows has the last
   // places of all SIMD groups, which are not used yet, if there is room.
-  constexpr bool COPIED = ROWS > 1 && VECTORS && 128 * ROOM * ROWS <= SIMD_GROUPS * F::VECTORS;
+  constexpr bool COPIED = ROWS > 1 && VECTORS && 128 * ROOM * ROWS <= SIMD_GROUPS * (F::VECTORS + 8);
   threadgroup uint4* copy = stage + (DEPTH - 1) * (SIMD_GROUPS * F::VECTORS);
   threadgroup const uint* xs = (threadgroup const uint*)copy;
-  uint raw[10];
+  constexpr int TURN = 32 * SIMD_GROUPS, AHEAD = !COPIED && TURN < ROOM * F::GROUPS * Turn<GS, ROWS>::LANES * ROWS ? 2 : 1;
+  uint raw[AHEAD * 10];
   if (COPIED) {
 #pragma unroll
     for (int m = 0; m < ROWS; m++) {
@@ -406,27 +387,33 @@ METAL_FUNC void t5_mma(XP x, WP w, SP scales, BP bias, device O* y, threadgroup 
     }
     copies_end();
   } else {
-    load_x<GS, ROWS, VECTORS>(raw, x, thread_index, groups, m_begin, m_end, k_end);
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) {
+      load_x<GS, ROWS, VECTORS>(raw + i * 10, x, i * TURN + thread_index, groups, m_begin, m_end, k_end);
+    }
     simdgroup_barrier(mem_flags::mem_device);
   }
   const Pieces pieces = pieces_of(ITEMS, octets, step, (n_end + 15) / 16);
-  const Offsets offsets = offsets_of<GS>(groups, lane);
+  const Offsets offsets = offsets_of(groups * F::BYTES, lane);
+  fetch_rows<T, ROOM * F::SCALES, SIMD_GROUPS, ALIGN == 16>(scales_here, scales, pieces, first, n_end, groups, simd_group,
+                                                            lane);
+  copies_end();
   threadgroup uint4* own = stage + simd_group * F::VECTORS;
   Place ahead = place_of(pieces, first, simd_group);
 #pragma unroll
   for (int d = 0; d < DEPTH - 1; d++) {
     if (ahead.there) {
-      fetch_piece<T, GS, ALIGN>(own + d * (SIMD_GROUPS * F::VECTORS), w, scales, ahead, offsets, n_end, groups, lane);
+      fetch_piece<ALIGN>(own + d * (SIMD_GROUPS * F::VECTORS), w, ahead, offsets, n_end, groups * F::BYTES, lane);
       ahead = place_after(pieces, ahead, SIMD_GROUPS, simd_group);
     }
     copies_end();
   }
   if (COPIED) {
-    copies_wait<DEPTH - 1>();
+    copies_wait<DEPTH>();
     threadgroup_barrier(mem_flags::mem_threadgroup);
     take_x<GS, ROWS>(raw, xs, thread_index, groups, k_end);
   }
-  stage_x<T, GS, ROWS, SIMD_GROUPS, ZEROS, COPIED, VECTORS>(fours, fifths, facts, lefts, raw, xs, x, octets, m_begin,
+  stage_x<T, GS, ROWS, SIMD_GROUPS, ZEROS, AHEAD, COPIED, VECTORS>(fours, fifths, facts, lefts, raw, xs, x, octets, m_begin,
                                                             m_end, k_end, thread_index);
   // Where this lane's words of the other operand are in an octet. Columns that stand for nothing are zeros.
   const int row_size = octets * 3 * F::SLOTS;
@@ -451,6 +438,7 @@ METAL_FUNC void t5_mma(XP x, WP w, SP scales, BP bias, device O* y, threadgroup 
       places[i] = base[0] + (there[0] ? slot : F::USED);
     }
   }
+  copies_wait<DEPTH - 1>();
   threadgroup_barrier(mem_flags::mem_threadgroup);
   // What is not known before the first sums are there.
   for (int m = simd_group; m < ROWS; m += SIMD_GROUPS) {
@@ -469,8 +457,8 @@ METAL_FUNC void t5_mma(XP x, WP w, SP scales, BP bias, device O* y, threadgroup 
       simdgroup_barrier(mem_flags::mem_threadgroup);
       // Into the place of the piece before, which all lanes are done with.
       if (ahead.there) {
-        fetch_piece<T, GS, ALIGN>(own + (at == 0 ? DEPTH - 1 : at - 1) * (SIMD_GROUPS * F::VECTORS), w, scales, ahead,
-                                  offsets, n_end, groups, lane);
+        fetch_piece<ALIGN>(own + (at == 0 ? DEPTH - 1 : at - 1) * (SIMD_GROUPS * F::VECTORS), w, ahead, offsets, n_end,
+                           groups * F::BYTES, lane);
         ahead = place_after(pieces, ahead, SIMD_GROUPS, simd_group);
       }
       copies_end();
@@ -478,8 +466,10 @@ METAL_FUNC void t5_mma(XP x, WP w, SP scales, BP bias, device O* y, threadgroup 
       threadgroup const uint* words = (threadgroup const uint*)piece;
       at = at == DEPTH - 1 ? 0 : at + 1;
       // Two groups' scales in a word.
-      threadgroup const uint* pairs = (threadgroup const uint*)(piece + F::SCALES) + r * (F::GROUPS / 2);
-      const int octet = item - tile_in_turn(pieces, item) * octets;
+      const int tile = item / octets, octet = item % octets;
+      constexpr int PITCH = pitch_of(ROOM * F::SCALES);
+      threadgroup const uint* pairs =
+          (threadgroup const uint*)(scales_here + ((tile * 16 + r) * PITCH + octet * F::SCALES));
       threadgroup const uint4* four = fours + octet * (F::SLOTS * 3);
       threadgroup const uint* fifth = fifths + octet * (F::SLOTS * 3);
       threadgroup const Group* known_of = facts + ((SPREAD ? q : ROWS == 2 ? q / 2 : 0) * octets + octet) * F::GROUPS;
@@ -520,7 +510,7 @@ METAL_FUNC void t5_mma(XP x, WP w, SP scales, BP bias, device O* y, threadgroup 
             for (int h = 0; h < 2; h++) {
               const int high = SPREAD ? d[BLOCKS - 1][2 * h] : simd_shuffle_xor(d[0][2 * h], 1);
               whole[h] = uint(d[0][2 * h]) + (uint(d[0][2 * h + 1]) << 8) + (uint(high) << 16);
-              const uint pair = pairs[h * (4 * F::GROUPS) + g / 2];
+              const uint pair = pairs[h * (32 * PITCH) + g / 2];
               scale[h] = g % 2 == 0 ? low_value<T>(pair) : high_value<T>(pair);
             }
             const Group known = known_of[g];
@@ -540,6 +530,12 @@ METAL_FUNC void t5_mma(XP x, WP w, SP scales, BP bias, device O* y, threadgroup 
       }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
+    const int next = first + pieces.at_once * step;
+    if (next < pieces.tiles) {
+      fetch_rows<T, ROOM * F::SCALES, SIMD_GROUPS, ALIGN == 16>(scales_here, scales, pieces, next, n_end, groups,
+                                                                simd_group, lane);
+      copies_end();
+    }
     for (int i = thread_index; i < here / octets * 16 * ROWS; i += SIMD_GROUPS * 32) {
       const int column = i % 16, m = i / 16 % ROWS, tile = i / 16 / ROWS;
       const int n = (first + tile * step) * 16 + column;
@@ -561,7 +557,8 @@ METAL_FUNC void t5_mma(XP x, WP w, SP scales, BP bias, device O* y, threadgroup 
         }
       }
     }
-    if (first + pieces.at_once * step < pieces.tiles) {
+    if (next < pieces.tiles) {
+      copies_wait<0>();
       threadgroup_barrier(mem_flags::mem_threadgroup);
     }
   }
@@ -570,7 +567,8 @@ METAL_FUNC void t5_mma(XP x, WP w, SP scales, BP bias, device O* y, threadgroup 
 // --- kernel t5_mma ---
 constexpr int SLOTS = 1024 / GS * (GS == 128 ? 7 : 4) + 4;
 threadgroup uint4 fours[ROOM * SLOTS * 3 * ROWS];
-threadgroup uint4 stage[SIMD_GROUPS * DEPTH * (208 + 2048 / GS)];
+threadgroup uint4 stage[SIMD_GROUPS * (DEPTH * 208 + 8)];
+threadgroup uint4 scales_here[ITEMS / ROOM * 16 * pitch_of(ROOM * 128 / GS)];
 threadgroup uint fifths[ROOM * SLOTS * 3 * ROWS];
 threadgroup Group facts[ROOM * (1024 / GS) * ROWS];
 threadgroup float lefts[ROOM * (1024 / GS) * ROWS];
@@ -583,12 +581,12 @@ for (int i = 0; i + 1 < x_ndim; i++) {
 // Arrays that begin between multiples of 16 bytes are views, and rare.
 if (aligned(x) && aligned(w) && aligned(scales)) {
   t5_mma<T, O, GS, ROWS, SIMD_GROUPS, ROOM, ITEMS, DEPTH, ALIGN, RATIO, ZEROS, HAS_BIAS, true>(
-      x, w, scales, bias, y, fours, fifths, facts, lefts, stage, part, unfit, m_end, scales_shape[0], x_shape[x_ndim - 1],
+      x, w, scales, bias, y, fours, fifths, facts, lefts, stage, scales_here, part, unfit, m_end, scales_shape[0], x_shape[x_ndim - 1],
       threadgroup_position_in_grid.y * ROWS, threadgroup_position_in_grid.x, threadgroups_per_grid.x,
       simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
 } else {
   t5_mma<T, O, GS, ROWS, SIMD_GROUPS, ROOM, ITEMS, DEPTH, 1, RATIO, ZEROS, HAS_BIAS, false>(
-      x, w, scales, bias, y, fours, fifths, facts, lefts, stage, part, unfit, m_end, scales_shape[0], x_shape[x_ndim - 1],
+      x, w, scales, bias, y, fours, fifths, facts, lefts, stage, scales_here, part, unfit, m_end, scales_shape[0], x_shape[x_ndim - 1],
       threadgroup_position_in_grid.y * ROWS, threadgroup_position_in_grid.x, threadgroups_per_grid.x,
       simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
 }
