@@ -130,6 +130,24 @@ METAL_FUNC uint max_halves(uint a, uint b) {
   return __vmaxu2(a, b);
 }
 
+//: pair_least_size pair_sum
+template <typename T>
+METAL_FUNC uint pair_least_size(uint a, uint b) {
+  return as_type<uint>(__hmin2(__habs2(as_type<__half2>(a)), as_type<__half2>(b)));
+}
+template <>
+METAL_FUNC uint pair_least_size<bfloat>(uint a, uint b) {
+  return as_type<uint>(__hmin2(__habs2(as_type<__nv_bfloat162>(a)), as_type<__nv_bfloat162>(b)));
+}
+template <typename T>
+METAL_FUNC uint pair_sum(uint a, uint b) {
+  return as_type<uint>(__hadd2(as_type<__half2>(a), as_type<__half2>(b)));
+}
+template <>
+METAL_FUNC uint pair_sum<bfloat>(uint a, uint b) {
+  return as_type<uint>(__hadd2(as_type<__nv_bfloat162>(a), as_type<__nv_bfloat162>(b)));
+}
+
 //: mask_or
 // One instruction; from the plain expression the compiler makes two where both operands are constants.
 METAL_FUNC uint mask_or(uint v, uint mask, uint bits) {

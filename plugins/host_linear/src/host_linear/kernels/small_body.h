@@ -31,7 +31,7 @@ constexpr int kPassRows = 32;
 /* Accumulators from one row of x to the next: odd, so that they do not all fall into few sets of a cache. */
 constexpr int kLine = kPassRows + 1;
 /* Floats of a block of x, all rows together: half of a first-level cache, since weights and accumulators pass through
- * too; two thirds for many rows, whose products per weight leave the time. */
+ * too; two thirds for many rows in one tile, whose products per weight leave the time. */
 constexpr int64_t kBlockFloats = 6144, kLargeBlockFloats = 8192;
 /* The most rows of x that share one reading of W; more are done in turns. */
 constexpr int kMostRows = 32;
@@ -46,24 +46,27 @@ struct Strip {
   int64_t w_stride;
   const uint8_t* s; /* scales */
   int64_t s_stride;
-  int64_t ahead; /* FETCH: bytes from a weight that is read to one that will be soon */
+  const uint8_t* soon; /* what to fetch: lines of rows that are soon_stride bytes apart */
+  int64_t soon_stride;
 };
 
 /* Continues the sums of MT rows of x times R rows of W over `depth` weights.
  *   x      [chunk][MT rows][32 weights]
  *   nr     how many of the R rows exist
  *   fresh  sums start at zero
- *   kept   KEEP: gets the weights as floats, in the order of delivery; rows are `depth` rounded up to chunks apart
- *   lanes  accumulators, [m][kLine][16], the first R of each m; read unless fresh, written */
-template <class I, Format F, int MT, int R, bool FETCH, bool KEEP>
+ *   kept   KEEP: gets the weights as floats, in the order of delivery, [chunk][R rows][32 weights]
+ *   lanes  accumulators, [m][kLine][16], the first R of each m; read unless fresh, written
+ * FETCH rows of weights in format SOON are fetched meanwhile. KEPT: the weights are what KEEP has left. */
+template <class I, Format F, int MT, int R, int FETCH, Format SOON, bool KEEP, bool KEPT>
 void tile(const Strip& p, const float* x, int64_t nr, bool fresh, int64_t depth, float* kept, float (*lanes)[16]) {
   using V = typename I::V;
   constexpr int64_t kBytes = chunk_bytes(F), kScales = chunk_scales(F);
-  const int64_t chunks = depth / kChunk, ahead = p.ahead, line = round_up(depth, kChunk);
+  constexpr int64_t kStep = KEPT ? R * kBytes : kBytes, kSoonBytes = chunk_bytes(SOON);
+  const int64_t chunks = depth / kChunk;
   /* Where a line is used by many products, the first-level cache's few places for lines under way are left to x and
    * the accumulators. */
   constexpr int kLevel = MT < 7 ? 3 : 2;
-  const uint8_t *w[R], *s[R];
+  const uint8_t *w[R], *s[R], *soon[FETCH > 0 ? FETCH : 1];
   V acc[R][MT];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
@@ -73,13 +76,15 @@ void tile(const Strip& p, const float* x, int64_t nr, bool fresh, int64_t depth,
 #pragma GCC unroll 16
     for (int m = 0; m < MT; ++m) acc[r][m] = fresh ? I::zero() : I::load(lanes[m * kLine + r]);
   }
+#pragma GCC unroll 8
+  for (int i = 0; i < FETCH; ++i) soon[i] = p.soon + i * p.soon_stride;
   const auto add_chunk = [&](const uint8_t* const* wc, int64_t at, const uint8_t* const* sc,
                              int64_t g) __attribute__((always_inline)) {
     V v[R];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       v[r] = I::template weights<F, 0>(wc[r] + at, sc[r] + g);
-      if constexpr (KEEP) I::store(kept + r * line, v[r]);
+      if constexpr (KEEP) I::store(kept + r * kChunk, v[r]);
     }
 #pragma GCC unroll 16
     for (int m = 0; m < MT; ++m) {
@@ -90,7 +95,7 @@ void tile(const Strip& p, const float* x, int64_t nr, bool fresh, int64_t depth,
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       v[r] = I::template weights<F, 1>(wc[r] + at, sc[r] + g);
-      if constexpr (KEEP) I::store(kept + r * line + 16, v[r]);
+      if constexpr (KEEP) I::store(kept + r * kChunk + 16, v[r]);
     }
 #pragma GCC unroll 16
     for (int m = 0; m < MT; ++m) {
@@ -99,15 +104,15 @@ void tile(const Strip& p, const float* x, int64_t nr, bool fresh, int64_t depth,
       for (int r = 0; r < R; ++r) acc[r][m] = I::fma(v[r], xv, acc[r][m]);
     }
     x += MT * kChunk;
-    if constexpr (KEEP) kept += kChunk;
+    if constexpr (KEEP) kept += R * kChunk;
   };
-  int64_t at = 0, g = 0;
-  for (; at < chunks * kBytes; at += kBytes, g += kScales) {
-    if (FETCH && (kBytes >= 64 || at % 64 == 0)) {
+  int64_t at = 0, g = 0, f = 0;
+  for (int64_t c = 0; c < chunks; ++c, at += kStep, g += kScales, f += kSoonBytes) {
+    if (FETCH && (kSoonBytes >= 64 || f % 64 == 0)) {
 #pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-        __builtin_prefetch(w[r] + at + ahead, 0, kLevel);
-        if constexpr (kBytes > 64) __builtin_prefetch(w[r] + at + ahead + 64, 0, kLevel);
+      for (int i = 0; i < FETCH; ++i) {
+        __builtin_prefetch(soon[i] + f, 0, kLevel);
+        if constexpr (kSoonBytes > 64) __builtin_prefetch(soon[i] + f + 64, 0, kLevel);
       }
     }
     add_chunk(w, at, s, g);
@@ -144,6 +149,7 @@ struct SmallJob {
   int mt, longer;
   Tile lead;      /* for the first tile */
   Tile next[2];   /* for others, of mt and mt - 1 rows */
+  int lead_fetches; /* rows of W that the first tile fetches; the second fetches the others */
   int step;       /* output rows per tile */
   int pass_rows;  /* output rows whose accumulators are kept while the blocks of k pass */
   int unit;       /* output rows that pieces of a parallel loop are made of */
@@ -175,15 +181,30 @@ struct SmallJob {
       step = r;
       static_assert(8 % r == 0 || r == 3);
       pass_rows = r == 3 ? 24 : kPassRows; /* a multiple of both 8 and r */
-      lead = linear::tile<I, F, MT, r, true, false>;
+      lead = linear::tile<I, F, MT, r, r, F, false, false>;
+      lead_fetches = r;
       if constexpr (2 * MT > kMaxTile) { /* else one tile is enough */
-        if (tiles > 1) lead = linear::tile<I, F, MT, r, true, F != kFloat32>;
-        next[0] = linear::tile<I, kFloat32, MT, r, false, false>;
-        if constexpr (MT > 1) next[1] = linear::tile<I, kFloat32, MT - 1, r, false, false>;
+        /* Tiles share the fetching: a thread can wait for few lines at a time. */
+        constexpr bool kKeeps = F != kFloat32;
+        constexpr int half = r / 2;
+        if (tiles > 1) {
+          lead = linear::tile<I, F, MT, r, r - half, F, kKeeps, false>;
+          lead_fetches = r - half;
+        }
+        next[0] = linear::tile<I, kFloat32, MT, r, half, F, false, kKeeps>;
+        if constexpr (MT > 1) next[1] = linear::tile<I, kFloat32, MT - 1, r, half, F, false, kKeeps>;
       }
     } else if constexpr (MT > 1) {
       choose_tile<MT - 1>();
     }
+  }
+
+  void choose_depth() {
+    int64_t deepest = rows == 1 ? kMostDepth : (rows < 7 || tiles > 1 ? kBlockFloats : kLargeBlockFloats) / rows;
+    /* Blocks of one depth, an eighth more if need be: a short one at the end costs as much time at its ends. */
+    if (rows >= 7) deepest = ceil_div(p->k, ceil_div(p->k, deepest + deepest / 8)) + kChunk - 1;
+    if (tiles > 1) deepest = min64(deepest, kKept / step);
+    depth = deepest / kChunk * kChunk;
   }
 
   static void run(void* arg, int64_t begin, int64_t end) {
@@ -201,12 +222,17 @@ struct SmallJob {
       const int64_t d = min64(depth, p->k - k0), padded = round_up(d, kChunk), block = k0 / kChunk;
       for (int64_t n = n0; n < n1; n += step) {
         const int64_t nr = min64(step, n1 - n);
-        Strip strip = {p->w + n * p->w_stride + block * kBytes, p->w_stride, NULL, p->s_stride, ahead(n0, n1, n, k0)};
+        Strip strip = {p->w + n * p->w_stride + block * kBytes, p->w_stride, NULL, p->s_stride, NULL, p->w_stride};
+        strip.soon = strip.w + ahead(n0, n1, n, k0);
         if (kScales) strip.s = p->scales + n * p->s_stride + block * kScales;
         const float* from = x + k0 * rows;
         float(*to)[16] = lanes + (n - n0);
         lead(strip, from, nr, k0 == 0, d, kept, to);
-        if (F != kFloat32) strip = {(const uint8_t*)kept, padded * (int64_t)sizeof(float), NULL, 0, 0};
+        strip.soon += lead_fetches * p->w_stride;
+        if (F != kFloat32) {
+          strip.w = (const uint8_t*)kept;
+          strip.w_stride = kChunk * (int64_t)sizeof(float);
+        }
         for (int t = 1; t < tiles; ++t) {
           from += height(t - 1) * padded;
           to += height(t - 1) * kLine;
@@ -272,9 +298,7 @@ void small_rows_of(const Problem& p) {
     job.longer = (int)(job.rows - (int64_t)job.tiles * (job.mt - 1));
     job.template choose_tile<SmallJob<I, F>::kMaxTile>();
     job.unit = job.rows == 1 ? 8 : job.pass_rows;
-    int64_t deepest = job.rows == 1 ? kMostDepth : (job.rows < 7 ? kBlockFloats : kLargeBlockFloats) / job.rows;
-    if (job.tiles > 1) deepest = min64(deepest, kKept / job.step);
-    job.depth = deepest / kChunk * kChunk;
+    job.choose_depth();
     job.prepare_x();
     const int64_t units = ceil_div(p.n, job.unit), pieces = count_pieces(p, job.rows);
     if (pieces < 2 || p.call->threads < 2) {

@@ -18,7 +18,7 @@
 //            a group are exact and meet its scale in float32. Five standard deviations of what v loses are within the
 //            bound if for the row of x
 //              16.4 * RATIO / 16 * sqrt(sum over groups of unit^2) <= 4 * sqrt(K) * 2^-24 * sum over groups of A
-//            where A is sum(min(|x|, c)) - GS * ZEROS / 128 * c, c = 2^-5 of the group's largest number: no more than
+//            where A is 0.95 * sum(min(|x|, c)) - GS * ZEROS / 128 * c, c = 2^-5 of the group's largest number: no more than
 //            what is left of |x| if the largest meet weights of zero. Other rows, those with infinities and NaN and
 //            those too small or large for squares of units among them, are summed up in float32 by all lanes.
 //            Row-invariant: no order of sums depends on M, ROWS, ROOM, ITEMS, DEPTH or SIMD_GROUPS
@@ -161,10 +161,17 @@ METAL_FUNC void stage_x(threadgroup uint4* fours, threadgroup uint* fifths, thre
     for (int j = 1; j < LANES; j *= 2) {
       most = max(most, simd_shuffle_xor(most, j));
     }
-    const float largest = low_value<T>(most), cap = largest * 0.03125f;
+    const float largest = low_value<T>(most);
+    const uint cap = bits_of(T(largest * 0.03125f)) * 0x00010001u;
     const uint exponent = min(max(as_type<uint>(largest * 1.0078125f) >> 23, 24u), 253u);
     const float unit = as_type<float>((exponent - 20u) << 23), inverse = as_type<float>((274u - exponent) << 23);
-    float left = 0.0f;
+    uint lefts_of = 0;
+#pragma unroll
+    for (int j = 0; j < 10; j++) {
+      lefts_of = pair_sum<T>(lefts_of, pair_least_size<T>(raw[j], cap));
+    }
+    // Sums in T are not exact.
+    float left = 0.95f * (low_value<T>(lefts_of) + high_value<T>(lefts_of));
     uint v[5][4], sum = 0;
 #pragma unroll
     for (int b = 0; b < 4; b++) {
@@ -173,7 +180,6 @@ METAL_FUNC void stage_x(threadgroup uint4* fours, threadgroup uint* fifths, thre
       for (int j = 0; j < 5; j++) {
         const uint pair = raw[(b * 5 + j) / 2];
         const float value = (b * 5 + j) % 2 == 0 ? low_value<T>(pair) : high_value<T>(pair);
-        left += min(abs(value), cap);
         // MAGIC + v, and v - 3 times the one before + 0x808080.
         const uint now = as_type<uint>(fma(value, inverse, as_type<float>(MAGIC)));
         sum += now;
@@ -208,8 +214,8 @@ METAL_FUNC void stage_x(threadgroup uint4* fours, threadgroup uint* fifths, thre
       facts[to_group] = g;
       // NaN and infinity are not finite here either, and compare false later on.
       // Nothing left is not the same as nothing there.
-      const float rest = left - cap * (float(GS) * float(ZEROS) / 128.0f);
-      lefts[to_group] = !(largest < INFINITY) ? largest - largest : rest == 0.0f && largest > 0.0f ? -cap : rest;
+      const float rest = left - low_value<T>(cap) * (float(GS) * float(ZEROS) / 128.0f);
+      lefts[to_group] = !(largest < INFINITY) ? largest - largest : rest == 0.0f && largest > 0.0f ? -largest : rest;
     }
     // The last lane of an octet has what the slot of zeros is for.
     const int local = t.group % F::GROUPS;
