@@ -79,7 +79,9 @@ def _mma_eligible(*, group_size: int, x_dtype: str, scales_dtype: str, k: int, n
 def _mma_bytes(rows: int, room: int, items: int, simd_groups: int, depth: int, group_size: int) -> int:
     groups = 1024 // group_size
     slots = room * rows * 3 * (groups * (7 if group_size == 128 else 4) + 4)
-    x = 16 * slots + _ceil(4 * slots, 16) * 16
+    # With four rows, or two, gaps between their words so that they leave 8 or 16 of 32 banks.
+    gap = 0 if rows == 1 else ((48 if rows == 2 else 40) - slots // rows % 32) % 32
+    x = 16 * slots + _ceil(4 * (slots + gap * rows), 16) * 16
     facts = _ceil(8 * room * groups * rows, 16) * 16 + _ceil(4 * room * groups * rows, 16) * 16
     # Of a column in vectors, an odd number of them.
     scales = items // room * 256 * (room * groups // 8 | 1)

@@ -29,6 +29,9 @@ namespace {
 /* Bytes of a row of W to fetch ahead into the first-level cache. */
 constexpr int64_t kAhead = 192;
 
+/* Pieces a thread takes at most: each begins with a block of codes that nothing hides, and nobody fetched. */
+constexpr int64_t kPieces = 16;
+
 /* Groups whose scales are brought into lanes at a time, and how many sums may wait to be collected. */
 constexpr int kLaneGroups = 16;
 constexpr int kWaiting = 4;
@@ -368,7 +371,8 @@ struct AmxSmall {
         memmove(starts + g * fit, starts + g * p.rows, (size_t)fit * sizeof(Start));
       }
     }
-    const int64_t units = ceil_div(p.n, 16), wanted = count_pieces(p), unit_bytes = 16 * p.w_stride;
+    const int64_t units = ceil_div(p.n, 16), unit_bytes = 16 * p.w_stride;
+    const int64_t wanted = min64(count_pieces(p), kPieces * p.call->threads);
     AmxSmallJob job;
     job.p = &p;
     job.x = digit;

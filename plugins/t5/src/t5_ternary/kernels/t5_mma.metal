@@ -26,7 +26,7 @@
 //            makes columns [t, t + 1) * 16 of rows [j, j + 1) * ROWS for t = i, i + I, i + 2 I ... An octet, 1024
 //            weights or 208 bytes, of 16 columns is a piece of work; SIMD groups take them in turns (pieces.h)
 // Threadgroup memory   SIMD_GROUPS * (DEPTH * 3328 + 128) bytes; ITEMS * 64 * ROWS; 16; for each octet ROWS * (3600 + 96), with
-//            GS 64 ROWS * (4080 + 192); scales of the ITEMS / ROOM tiles of a turn
+//            GS 64 ROWS * (4080 + 192); scales of the ITEMS / ROOM tiles of a turn; 112 * ROWS
 //
 // A byte b of five trits t0 ... t4 gives b, b / 3, b / 9, b / 27, b / 81 rounded down, and tj = (b / 3^j) - 3 (b /
 // 3^(j+1)). So sum tj vj = sum (b / 3^j) (vj - 3 v(j-1)): the quotients are operands as they are, and what they meet is
@@ -66,6 +66,12 @@ METAL_FUNC int slot_of(int i, int g, int q) {
   typedef Format<GS> F;
   const int first = g * F::BYTES / 4 - 4 * i, last = ((g + 1) * F::BYTES - 1) / 4 - 4 * i;
   return (first <= 0 || q >= first) && (last >= 3 || q <= last) ? g * F::WORDS - first + q : F::USED;
+}
+
+// Words between the fifths of rows of x, whose sizes then leave 16 or 8 of 32 banks: lanes of several rows and bytes find
+// theirs in different ones.
+constexpr METAL_FUNC int gap_of(int rows, int size) {
+  return rows == 1 ? 0 : ((rows == 2 ? 48 : 40) - size % 32) % 32;
 }
 
 // The words of a group that lanes make something of together, a lane each, and one more lane with groups of 128: which
@@ -145,7 +151,7 @@ METAL_FUNC void stage_x(threadgroup uint4* fours, threadgroup uint* fifths, thre
     for (int i = thread_index; i < octets * ROWS * 3; i += 32 * SIMD_GROUPS) {
       const uint4 zeros = {0, 0, 0, 0};
       fours[i * F::SLOTS + F::USED] = zeros;
-      fifths[i * F::SLOTS + F::USED] = 0;
+      fifths[i * F::SLOTS + F::USED + i / (octets * 3) * gap_of(ROWS, octets * 3 * F::SLOTS)] = 0;
     }
   }
 #pragma unroll 1
@@ -238,7 +244,7 @@ METAL_FUNC void stage_x(threadgroup uint4* fours, threadgroup uint* fifths, thre
         four.z = planes[p][2] ^ 0x80808080u;
         four.w = planes[p][3] ^ 0x80808080u;
         fours[to + p * F::SLOTS] = four;
-        fifths[to + p * F::SLOTS] = planes[p][4] ^ 0x80808080u;
+        fifths[to + p * F::SLOTS + t.row * gap_of(ROWS, octets * 3 * F::SLOTS)] = planes[p][4] ^ 0x80808080u;
       }
     }
   }
@@ -422,17 +428,23 @@ METAL_FUNC void t5_mma(XP x, WP w, SP scales, BP bias, device O* y, threadgroup 
   stage_x<T, GS, ROWS, SIMD_GROUPS, ZEROS, AHEAD, COPIED, VECTORS>(fours, fifths, facts, lefts, raw, xs, x, octets, m_begin,
                                                             m_end, k_end, thread_index);
   // Where this lane's words of the other operand are in an octet. Columns that stand for nothing are zeros.
-  const int row_size = octets * 3 * F::SLOTS;
+  const int row = SPREAD ? r / 2 : ROWS > 1 ? r / 4 : 0, gap = row * gap_of(ROWS, octets * 3 * F::SLOTS);
+  const int first_byte = row * (octets * 3 * F::SLOTS) + (SPREAD ? r % 2 : r % 4) * F::SLOTS;
   bool there[BLOCKS];
   int base[BLOCKS];
+  there[0] = SPREAD || (r % 4 < 3 && (APART || ROWS > 1 || r < 4));
+  // With one row, zeros come from memory: loads then do not wait for the instructions that took what was there before.
+  base[0] = ROWS > 1 || there[0] ? first_byte : 0;
   if (SPREAD) {
-    there[0] = true;
     there[BLOCKS - 1] = r % 2 == 0;
-    base[0] = r / 2 * row_size + r % 2 * F::SLOTS;
-    base[BLOCKS - 1] = there[BLOCKS - 1] ? r / 2 * row_size + 2 * F::SLOTS : 0;
-  } else {
-    there[0] = r % 4 < 3 && (APART || ROWS > 1 || r < 4);
-    base[0] = there[0] ? r % 4 * F::SLOTS + (ROWS > 1 ? r / 4 * row_size : 0) : 0;
+    base[BLOCKS - 1] = first_byte + 2 * F::SLOTS;
+  }
+  // What they hold. In lanes with a column that stands for nothing it stays zero.
+  uint4 taken[BLOCKS];
+  uint taken_last[BLOCKS];
+#pragma unroll
+  for (int b = 0; b < BLOCKS; b++) {
+    taken[b].x = taken[b].y = taken[b].z = taken[b].w = taken_last[b] = 0;
   }
   int places[13];
   if (APART) {
@@ -500,12 +512,15 @@ METAL_FUNC void t5_mma(XP x, WP w, SP scales, BP bias, device O* y, threadgroup 
             const int slot = APART ? 0 : slot_of<GS>(i, g, q);
 #pragma unroll
             for (int b = 0; b < BLOCKS; b++) {
-              const int place = APART ? places[i] : base[b] + (there[b] ? slot : F::USED);
-              const uint4 v = four[place];
-              const uint last = fifth[place];
+              const int place = APART ? places[i] : base[b] + (ROWS > 1 || there[b] ? slot : F::USED);
+              if (ROWS == 1 || there[b]) {
+                taken[b] = four[place];
+                taken_last[b] = fifth[place + gap];
+              }
+              const uint4 v = taken[b];
               mma_bytes(d[b], a[0][0], a[1][0], a[0][1], a[1][1], v.x, v.y, lane);
               mma_bytes(d[b], a[0][2], a[1][2], a[0][3], a[1][3], v.z, v.w, lane);
-              mma_bytes(d[b], a[0][4], a[1][4], last, lane);
+              mma_bytes(d[b], a[0][4], a[1][4], taken_last[b], lane);
             }
           }
           if (F::BYTES * (g + 1) <= 16 * i + 16) {
@@ -575,7 +590,7 @@ constexpr int SLOTS = 1024 / GS * (GS == 128 ? 7 : 4) + 4;
 threadgroup uint4 fours[ROOM * SLOTS * 3 * ROWS];
 threadgroup uint4 stage[SIMD_GROUPS * (DEPTH * 208 + 8)];
 threadgroup uint4 scales_here[ITEMS / ROOM * 16 * pitch_of(ROOM * 128 / GS)];
-threadgroup uint fifths[ROOM * SLOTS * 3 * ROWS];
+threadgroup uint fifths[(ROOM * SLOTS * 3 + gap_of(ROWS, ROOM * SLOTS * 3)) * ROWS];
 threadgroup Group facts[ROOM * (1024 / GS) * ROWS];
 threadgroup float lefts[ROOM * (1024 / GS) * ROWS];
 threadgroup float part[ITEMS * ROWS * 16];
