@@ -29,8 +29,8 @@ namespace {
 /* Bytes of a row of W to fetch ahead into the first-level cache. */
 constexpr int64_t kAhead = 192;
 
-/* Pieces a thread takes at most: each begins with a block of codes that nothing hides, and nobody fetched. */
-constexpr int64_t kPieces = 16;
+/* Pieces of a call for each thread, at most: a piece begins with a block of codes that no product hides. */
+constexpr int64_t kMostPieces = 8;
 
 /* Groups whose scales are brought into lanes at a time, and how many sums may wait to be collected. */
 constexpr int kLaneGroups = 16;
@@ -372,7 +372,7 @@ struct AmxSmall {
       }
     }
     const int64_t units = ceil_div(p.n, 16), unit_bytes = 16 * p.w_stride;
-    const int64_t wanted = min64(count_pieces(p), kPieces * p.call->threads);
+    const int64_t wanted = min64(count_pieces(p), kMostPieces * p.call->threads);
     AmxSmallJob job;
     job.p = &p;
     job.x = digit;
