@@ -150,6 +150,40 @@ def test_strides_of_x(rows):
             case.check(case.run(x=x), x)
 
 
+def _placed(a: np.ndarray, offset: int, gap: int) -> np.ndarray:
+    """A copy of `a` whose first row begins `offset` bytes after a multiple of 64, with NaN all around its rows."""
+    size = a.itemsize
+    lines = np.full((a.shape[0] + 2) * (a.shape[1] + gap) + 128 // size, np.nan, a.dtype)
+    begin = (-lines.ctypes.data % 64 + offset) // size + 64 // size
+    view = np.ndarray(a.shape, a.dtype, lines, begin * size, ((a.shape[1] + gap) * size, size))
+    view[...] = a
+    assert view.ctypes.data % 64 == offset
+    return view
+
+
+@pytest.mark.parametrize("form", ["float16", "float32"])
+def test_bits_do_not_depend_on_where_weights_lie(form, isa):
+    size = 2 if form == "float16" else 4
+    for k, gap in ((256, 0), (1088, 64), (4096, 0)) if isa else ((256, 64),):
+        case = Case.random(k, form, 16, 29, k, "float32", "float32")
+        want = np.concatenate([case.run(isa=isa, x=case.x.view(lambda a, i=i: a[i : i + 1])).raw for i in range(16)])
+        case.check(h.Typed(want, case.out_dtype))
+        for offset in (0, size, 24, 32, 40, 64 - size):
+            there = Case(form, case.x, h.Typed(_placed(case.w.raw, offset, gap), form), None, case.bias)
+            for rows in (1, 6, 7, 8, 11, 16):
+                y = there.run(isa=isa, x=case.x.view(lambda a, m=rows: a[:m]), threads=1 + rows % 3).raw
+                assert np.array_equal(y.view(np.uint8), want[:rows].view(np.uint8)), (k, offset, rows)
+
+
+def test_sums_of_minus_zero_keep_their_sign_wherever_weights_lie(isa):
+    """Products that vanish are -0, and so is their sum; zeros that fill up a row of W must not change that."""
+    x, w = np.full((16, 256), 1e-30, np.float32), np.full((9, 256), -1e-30, np.float32)
+    for offset in (0, 24):
+        case = Case("float32", h.Typed(x, "float32"), h.Typed(_placed(w, offset, 0), "float32"))
+        signs = [np.signbit(case.run(isa=isa, x=case.x.view(lambda a, m=m: a[:m])).raw) for m in (1, 7, 16)]
+        assert all((s == signs[0][0, 0]).all() for s in signs)
+
+
 @pytest.mark.parametrize("form", FORMATS)
 def test_strides_of_weights(form):
     case = Case.random(1, form, 3, 16, 256, bias="float32")

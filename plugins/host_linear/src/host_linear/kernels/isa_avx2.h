@@ -15,6 +15,7 @@ struct Avx2 {
   struct V {
     __m256 lo, hi;
   };
+  static constexpr bool kReadsLines = false;
   static constexpr int kMaxTile = 4;
   static constexpr int tile_rows(int mt) { return mt == 1 ? 4 : mt == 2 ? 2 : 1; }
 

@@ -16,7 +16,8 @@ namespace {
 
 struct Avx512 {
   using V = __m512;
-  static constexpr int kMaxTile = 14;
+  static constexpr bool kReadsLines = true; /* rows of W that begin within a line of memory are read from there on */
+  static constexpr int kMaxTile = 9;
   static constexpr int tile_rows(int mt) { return mt == 1 ? 8 : mt <= 6 ? 4 : mt <= 9 ? 3 : 2; }
 
   static V zero() { return _mm512_setzero_ps(); }
@@ -28,6 +29,15 @@ struct Avx512 {
   static V hold(V v) {
     __asm__("" : "+v"(v));
     return v;
+  }
+
+  /* Bytes begin ... end of `from`, zeros around them, `size` in all. */
+  static void copy_part(uint8_t* to, const uint8_t* from, int64_t begin, int64_t end, int64_t size) {
+    for (int64_t i = 0; i < size; i += 64) {
+      const auto below = [i](int64_t n) { return n <= i ? 0 : n - i >= 64 ? ~0ull : (1ull << (n - i)) - 1; };
+      const __m512i part = _mm512_maskz_loadu_epi8((__mmask64)(below(end) & ~below(begin)), from + i);
+      _mm512_mask_storeu_epi8(to + i, (__mmask64)below(size), part);
+    }
   }
 
   /* out[i] = sum of the 16 lanes of i, for 8 values of i: halves are added until one lane is left, for all eight

@@ -15,6 +15,7 @@ struct Neon {
   struct V {
     float32x4_t f[4];
   };
+  static constexpr bool kReadsLines = false;
   static constexpr int kMaxTile = 4;
   static constexpr int tile_rows(int mt) { return mt == 1 ? 4 : mt == 2 ? 2 : 1; }
 

@@ -15,6 +15,7 @@ struct Portable {
   struct V {
     float f[16];
   };
+  static constexpr bool kReadsLines = false;
   static constexpr int kMaxTile = 2; /* rows of x per tile */
   static constexpr int tile_rows(int mt) { return mt == 1 ? 2 : 1; } /* rows of W per tile of mt rows of x */
 

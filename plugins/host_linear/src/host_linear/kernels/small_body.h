@@ -14,7 +14,7 @@
  *            long, x passes in blocks that stay in the first-level cache, and the accumulators wait in memory
  *            between blocks, unsummed, so that the order of additions is that of one long pass. More rows of x
  *            than registers have accumulators for are done in tiles: the first leaves the widened weights of a few
- *            outputs, some KB, to the others.
+ *            outputs, some KB, to the others. Threads take fewer outputs at a time the fewer are left.
  * Source     Written for this library. Dot products with one accumulator per output, register tiling and
  *            looking codes up in a register are common knowledge; nothing was taken from another implementation.
  */
@@ -48,7 +48,19 @@ struct Strip {
   int64_t s_stride;
   const uint8_t* soon; /* what to fetch: lines of rows that are soon_stride bytes apart */
   int64_t soon_stride;
+  int64_t head; /* weights of the first chunk that are not the row's and count as zeros */
 };
+
+/* Bytes begin ... end of `from`, zeros around them. */
+template <class I>
+void copy_part(uint8_t* to, const uint8_t* from, int64_t begin, int64_t end, int64_t size) {
+  if constexpr (I::kReadsLines) {
+    I::copy_part(to, from, begin, end, size);
+  } else {
+    memset(to, 0, (size_t)size);
+    memcpy(to + begin, from + begin, (size_t)(end - begin));
+  }
+}
 
 /* Continues the sums of MT rows of x times R rows of W over `depth` weights.
  *   x      [chunk][MT rows][32 weights]
@@ -65,7 +77,7 @@ void tile(const Strip& p, const float* x, int64_t nr, bool fresh, int64_t depth,
   const int64_t chunks = depth / kChunk;
   /* Where a line is used by many products, the first-level cache's few places for lines under way are left to x and
    * the accumulators. */
-  constexpr int kLevel = MT < 7 ? 3 : 2;
+  constexpr int kLevel = MT < 7 && FETCH == R && !KEEP ? 3 : 2;
   const uint8_t *w[R], *s[R], *soon[FETCH > 0 ? FETCH : 1];
   V acc[R][MT];
 #pragma GCC unroll 8
@@ -106,8 +118,7 @@ void tile(const Strip& p, const float* x, int64_t nr, bool fresh, int64_t depth,
     x += MT * kChunk;
     if constexpr (KEEP) kept += R * kChunk;
   };
-  int64_t at = 0, g = 0, f = 0;
-  for (int64_t c = 0; c < chunks; ++c, at += kStep, g += kScales, f += kSoonBytes) {
+  const auto fetch = [&](int64_t f) __attribute__((always_inline)) {
     if (FETCH && (kSoonBytes >= 64 || f % 64 == 0)) {
 #pragma GCC unroll 8
       for (int i = 0; i < FETCH; ++i) {
@@ -115,19 +126,39 @@ void tile(const Strip& p, const float* x, int64_t nr, bool fresh, int64_t depth,
         if constexpr (kSoonBytes > 64) __builtin_prefetch(soon[i] + f + 64, 0, kLevel);
       }
     }
-    add_chunk(w, at, s, g);
-  }
-  if (chunks * kChunk < depth) { /* a dense row's, or nvfp4's, shorter end */
-    alignas(64) uint8_t end[R][kBytes] = {};
+  };
+  int64_t at = 0, g = 0, f = 0;
+  /* A chunk of which there are only weights from ... to: the end of a dense row or of one of nvfp4, or the beginning
+   * of one that is read from the line of memory on in which it begins. */
+  const auto add_part = [&](int64_t from, int64_t to) __attribute__((always_inline)) {
+    alignas(64) uint8_t part[R][kBytes];
     uint8_t scale[R][2] = {};
-    const uint8_t *we[R], *se[R];
+    const uint8_t *wp[R], *sp[R];
     for (int r = 0; r < R; ++r) {
-      memcpy(end[r], w[r] + at, (size_t)((depth - chunks * kChunk) * kBytes / kChunk));
+      copy_part<I>(part[r], w[r] + at, from * kBytes / kChunk, to * kBytes / kChunk, kBytes);
       if (kScales) scale[r][0] = s[r][g];
-      we[r] = end[r];
-      se[r] = scale[r];
+      wp[r] = part[r];
+      sp[r] = scale[r];
     }
-    add_chunk(we, 0, se, 0);
+    add_chunk(wp, 0, sp, 0);
+  };
+  /* Few rows in one tile read rows of W from where they begin. */
+  constexpr bool kHead = I::kReadsLines && !kScales && !KEPT && (MT >= 7 || KEEP || FETCH != R);
+  int64_t from = kHead ? p.head : 0;
+  bool whole = from == 0;
+  for (int64_t c = 0;; whole = false, from = 0) {
+    if (!whole) {
+      fetch(f);
+      add_part(from, min64(kChunk, depth - c * kChunk));
+      ++c;
+      at += kStep;
+      f += kSoonBytes;
+    }
+    for (; c < chunks; ++c, at += kStep, g += kScales, f += kSoonBytes) {
+      fetch(f);
+      add_chunk(w, at, s, g);
+    }
+    if (c * kChunk >= depth) break;
   }
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
@@ -144,6 +175,7 @@ struct SmallJob {
   const Problem* p;
   float* x;       /* [block of depth weights][tile][chunk][row of the tile][weight], as floats */
   int64_t first, rows; /* of the problem, at work */
+  int64_t shift;  /* zeros in front of each row of W and x, see shift_of */
   int64_t depth;  /* weights along k per block */
   int tiles;      /* over rows of x; the first `longer` take mt rows, the others one less */
   int mt, longer;
@@ -152,20 +184,29 @@ struct SmallJob {
   int lead_fetches; /* rows of W that the first tile fetches; the second fetches the others */
   int step;       /* output rows per tile */
   int pass_rows;  /* output rows whose accumulators are kept while the blocks of k pass */
+  int64_t taken;   /* units that threads have taken so far */
+  int64_t sharers; /* threads that share them */
   int unit;       /* output rows that pieces of a parallel loop are made of */
 
+  int64_t span() const { return p->k + shift; }
   int height(int t) const { return t < longer ? mt : mt - 1; }
 
   void prepare_x() {
-    alignas(64) float line[kMostDepth];
+    alignas(64) float line[kMostDepth + 16];
     float* to = x;
-    for (int64_t k0 = 0; k0 < p->k; k0 += depth) {
-      const int64_t n = min64(depth, p->k - k0), padded = round_up(n, kChunk);
+    for (int64_t k0 = 0; k0 < span(); k0 += depth) {
+      const int64_t n = min64(depth, span() - k0), padded = round_up(n, kChunk), head = k0 ? 0 : shift;
       int64_t row = first;
       for (int t = 0; t < tiles; ++t) {
         const int high = height(t);
         for (int m = 0; m < high; ++m, ++row) {
-          load_x<I, F>(*p, row, k0, n, high == 1 ? to : line);
+          float* out = high == 1 ? to : line;
+          load_x<I, F>(*p, row, k0 + head - shift, n - head, out + head);
+          /* No sum, be it -0, is changed by adding 0 * -0. */
+          if (shift) {
+            for (int64_t k = 0; k < head; ++k) out[k] = -0.0f;
+            for (int64_t k = n; k < padded; ++k) out[k] = -0.0f;
+          }
           if (high == 1) continue;
           for (int64_t k = 0; k < padded; k += kChunk) memcpy(to + k * high + m * kChunk, line + k, 4 * kChunk);
         }
@@ -202,14 +243,29 @@ struct SmallJob {
   void choose_depth() {
     int64_t deepest = rows == 1 ? kMostDepth : (rows < 7 || tiles > 1 ? kBlockFloats : kLargeBlockFloats) / rows;
     /* Blocks of one depth, an eighth more if need be: a short one at the end costs as much time at its ends. */
-    if (rows >= 7) deepest = ceil_div(p->k, ceil_div(p->k, deepest + deepest / 8)) + kChunk - 1;
+    if (rows >= 7) deepest = ceil_div(span(), ceil_div(span(), deepest + deepest / 8)) + kChunk - 1;
     if (tiles > 1) deepest = min64(deepest, kKept / step);
     depth = deepest / kChunk * kChunk;
   }
 
+  /* Takes units until there are none: many at first, since what is fetched at the end of a piece is of little use to
+   * another thread, and few in the end, so that all threads are done at one time. */
+  static void share(void* arg, int64_t, int64_t) {
+    SmallJob& job = *(SmallJob*)arg;
+    const int64_t units = ceil_div(job.p->n, job.unit);
+    int64_t from = __atomic_load_n(&job.taken, __ATOMIC_RELAXED);
+    while (from < units) {
+      const int64_t part = (units - from) / (4 * job.sharers), to = from + (part > 1 ? part : 1);
+      if (__atomic_compare_exchange_n(&job.taken, &from, to, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+        run(arg, from, to);
+        from = __atomic_load_n(&job.taken, __ATOMIC_RELAXED);
+      }
+    }
+  }
+
   static void run(void* arg, int64_t begin, int64_t end) {
     const SmallJob& job = *(const SmallJob*)arg;
-    const int64_t stop = min64(end * job.unit, job.p->n), pass = job.depth < job.p->k ? job.pass_rows : job.step;
+    const int64_t stop = min64(end * job.unit, job.p->n), pass = job.depth < job.span() ? job.pass_rows : job.step;
     for (int64_t n0 = begin * job.unit; n0 < stop; n0 += pass) job.pass(n0, min64(n0 + pass, stop));
   }
 
@@ -218,11 +274,13 @@ struct SmallJob {
     constexpr int64_t kBytes = chunk_bytes(F), kScales = chunk_scales(F);
     alignas(64) float lanes[kLine * kMostRows][16];
     alignas(64) float kept[kKept];
-    for (int64_t k0 = 0; k0 < p->k; k0 += depth) {
-      const int64_t d = min64(depth, p->k - k0), padded = round_up(d, kChunk), block = k0 / kChunk;
+    const uint8_t* w = p->w - shift * kBytes / kChunk;
+    for (int64_t k0 = 0; k0 < span(); k0 += depth) {
+      const int64_t d = min64(depth, span() - k0), padded = round_up(d, kChunk), block = k0 / kChunk;
       for (int64_t n = n0; n < n1; n += step) {
         const int64_t nr = min64(step, n1 - n);
-        Strip strip = {p->w + n * p->w_stride + block * kBytes, p->w_stride, NULL, p->s_stride, NULL, p->w_stride};
+        Strip strip = {w + n * p->w_stride + block * kBytes, p->w_stride, NULL, p->s_stride, NULL, p->w_stride,
+                       k0 == 0 ? shift : 0};
         strip.soon = strip.w + ahead(n0, n1, n, k0);
         if (kScales) strip.s = p->scales + n * p->s_stride + block * kScales;
         const float* from = x + k0 * rows;
@@ -249,7 +307,7 @@ struct SmallJob {
     constexpr int64_t kBytes = chunk_bytes(F), kLongRow = 3072, kStretch = 512;
     if (rows < 7 && p->k * kBytes / kChunk >= kLongRow) return kStretch;
     if (n + step < n1) return step * p->w_stride;
-    if (k0 + depth < p->k) return depth / kChunk * kBytes - (n - n0) * p->w_stride;
+    if (k0 + depth < span()) return depth / kChunk * kBytes - (n - n0) * p->w_stride;
     return step * p->w_stride - k0 / kChunk * kBytes;
   }
 
@@ -279,13 +337,26 @@ inline int64_t count_pieces(const Problem& p, int64_t rows) {
   return coarse > 16 ? coarse : min64(fine, 16);
 }
 
+/* The weights that lie between the beginning of a line of memory and that of a row of W, if it pays to read rows from
+ * there on, with zeros for what is not theirs: loads that cross lines cost more than one. All rows must begin at the
+ * same place of a line. Sums keep their bits: lanes are turned by so many, and the tree of sum8 is the same from each
+ * lane on. Not for few rows of x, whose time is that of reading W. */
+template <class I, Format F>
+int64_t shift_of(const Problem& p, int64_t rows) {
+  constexpr int64_t kSize = chunk_bytes(F) / kChunk;
+  if (!I::kReadsLines || I::template permutes<F>() || chunk_scales(F) || rows < 7 || p.k < 256) return 0;
+  const int64_t begin = (int64_t)((uintptr_t)p.w % 64);
+  if (begin % (16 * kSize) == 0 || begin % kSize || p.w_stride % 64) return 0;
+  return begin / kSize;
+}
+
 template <class I, Format F>
 void small_rows_of(const Problem& p) {
   /* A little x needs no allocation. */
   alignas(64) float local[4096];
-  const int64_t most = min64(p.rows, kMostRows), size = most * round_up(p.k, kChunk);
   SmallJob<I, F> job;
   job.p = &p;
+  const int64_t most = min64(p.rows, kMostRows), size = most * (round_up(p.k, kChunk) + kChunk);
   job.x = local;
   if (size > 4096) {
     job.x = (float*)accel_scratch(p.call, (size_t)size * sizeof(float));
@@ -293,6 +364,7 @@ void small_rows_of(const Problem& p) {
   }
   for (job.first = 0; job.first < p.rows; job.first += job.rows) {
     job.rows = min64(p.rows - job.first, kMostRows);
+    job.shift = shift_of<I, F>(p, job.rows);
     job.tiles = (int)ceil_div(job.rows, job.kMaxTile);
     job.mt = (int)ceil_div(job.rows, job.tiles);
     job.longer = (int)(job.rows - (int64_t)job.tiles * (job.mt - 1));
@@ -303,6 +375,10 @@ void small_rows_of(const Problem& p) {
     const int64_t units = ceil_div(p.n, job.unit), pieces = count_pieces(p, job.rows);
     if (pieces < 2 || p.call->threads < 2) {
       SmallJob<I, F>::run(&job, 0, units);
+    } else if (job.rows >= 7) {
+      job.taken = 0;
+      job.sharers = min64(p.call->threads, pieces);
+      accel_parallel_for(p.call, job.sharers, 1, SmallJob<I, F>::share, &job);
     } else {
       accel_parallel_for(p.call, units, ceil_div(units, pieces), SmallJob<I, F>::run, &job);
     }
