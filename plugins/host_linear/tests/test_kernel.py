@@ -164,7 +164,7 @@ def _placed(a: np.ndarray, offset: int, gap: int) -> np.ndarray:
 @pytest.mark.parametrize("form", ["float16", "float32"])
 def test_bits_do_not_depend_on_where_weights_lie(form, isa):
     size = 2 if form == "float16" else 4
-    for k, gap in ((256, 0), (1088, 64), (4096, 0)) if isa else ((256, 64),):
+    for k, gap in ((320, 0), (1088, 64), (4096, 0)) if isa else ((320, 64),):
         case = Case.random(k, form, 16, 29, k, "float32", "float32")
         want = np.concatenate([case.run(isa=isa, x=case.x.view(lambda a, i=i: a[i : i + 1])).raw for i in range(16)])
         case.check(h.Typed(want, case.out_dtype))
@@ -177,7 +177,7 @@ def test_bits_do_not_depend_on_where_weights_lie(form, isa):
 
 def test_sums_of_minus_zero_keep_their_sign_wherever_weights_lie(isa):
     """Products that vanish are -0, and so is their sum; zeros that fill up a row of W must not change that."""
-    x, w = np.full((16, 256), 1e-30, np.float32), np.full((9, 256), -1e-30, np.float32)
+    x, w = np.full((16, 1024), 1e-30, np.float32), np.full((9, 1024), -1e-30, np.float32)
     for offset in (0, 24):
         case = Case("float32", h.Typed(x, "float32"), h.Typed(_placed(w, offset, 0), "float32"))
         signs = [np.signbit(case.run(isa=isa, x=case.x.view(lambda a, m=m: a[:m])).raw) for m in (1, 7, 16)]

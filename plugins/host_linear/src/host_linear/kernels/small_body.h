@@ -14,7 +14,7 @@
  *            long, x passes in blocks that stay in the first-level cache, and the accumulators wait in memory
  *            between blocks, unsummed, so that the order of additions is that of one long pass. More rows of x
  *            than registers have accumulators for are done in tiles: the first leaves the widened weights of a few
- *            outputs, some KB, to the others. Threads take fewer outputs at a time the fewer are left.
+ *            outputs, some KB, to the others.
  * Source     Written for this library. Dot products with one accumulator per output, register tiling and
  *            looking codes up in a register are common knowledge; nothing was taken from another implementation.
  */
@@ -184,8 +184,6 @@ struct SmallJob {
   int lead_fetches; /* rows of W that the first tile fetches; the second fetches the others */
   int step;       /* output rows per tile */
   int pass_rows;  /* output rows whose accumulators are kept while the blocks of k pass */
-  int64_t taken;   /* units that threads have taken so far */
-  int64_t sharers; /* threads that share them */
   int unit;       /* output rows that pieces of a parallel loop are made of */
 
   int64_t span() const { return p->k + shift; }
@@ -246,21 +244,6 @@ struct SmallJob {
     if (rows >= 7) deepest = ceil_div(span(), ceil_div(span(), deepest + deepest / 8)) + kChunk - 1;
     if (tiles > 1) deepest = min64(deepest, kKept / step);
     depth = deepest / kChunk * kChunk;
-  }
-
-  /* Takes units until there are none: many at first, since what is fetched at the end of a piece is of little use to
-   * another thread, and few in the end, so that all threads are done at one time. */
-  static void share(void* arg, int64_t, int64_t) {
-    SmallJob& job = *(SmallJob*)arg;
-    const int64_t units = ceil_div(job.p->n, job.unit);
-    int64_t from = __atomic_load_n(&job.taken, __ATOMIC_RELAXED);
-    while (from < units) {
-      const int64_t part = (units - from) / (4 * job.sharers), to = from + (part > 1 ? part : 1);
-      if (__atomic_compare_exchange_n(&job.taken, &from, to, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
-        run(arg, from, to);
-        from = __atomic_load_n(&job.taken, __ATOMIC_RELAXED);
-      }
-    }
   }
 
   static void run(void* arg, int64_t begin, int64_t end) {
@@ -340,11 +323,12 @@ inline int64_t count_pieces(const Problem& p, int64_t rows) {
 /* The weights that lie between the beginning of a line of memory and that of a row of W, if it pays to read rows from
  * there on, with zeros for what is not theirs: loads that cross lines cost more than one. All rows must begin at the
  * same place of a line. Sums keep their bits: lanes are turned by so many, and the tree of sum8 is the same from each
- * lane on. Not for few rows of x, whose time is that of reading W. */
+ * lane on. Not for few rows of x, whose time is that of reading W, nor for short rows of W, to which a chunk more is
+ * much. */
 template <class I, Format F>
 int64_t shift_of(const Problem& p, int64_t rows) {
   constexpr int64_t kSize = chunk_bytes(F) / kChunk;
-  if (!I::kReadsLines || I::template permutes<F>() || chunk_scales(F) || rows < 7 || p.k < 256) return 0;
+  if (!I::kReadsLines || I::template permutes<F>() || chunk_scales(F) || rows < 7 || p.k < 1024) return 0;
   const int64_t begin = (int64_t)((uintptr_t)p.w % 64);
   if (begin % (16 * kSize) == 0 || begin % kSize || p.w_stride % 64) return 0;
   return begin / kSize;
@@ -375,10 +359,6 @@ void small_rows_of(const Problem& p) {
     const int64_t units = ceil_div(p.n, job.unit), pieces = count_pieces(p, job.rows);
     if (pieces < 2 || p.call->threads < 2) {
       SmallJob<I, F>::run(&job, 0, units);
-    } else if (job.rows >= 7) {
-      job.taken = 0;
-      job.sharers = min64(p.call->threads, pieces);
-      accel_parallel_for(p.call, job.sharers, 1, SmallJob<I, F>::share, &job);
     } else {
       accel_parallel_for(p.call, units, ceil_div(units, pieces), SmallJob<I, F>::run, &job);
     }
