@@ -6,14 +6,15 @@
  *            group gives is the exact integer of vnni_body.h, rounded once to float32, and goes into float32 sums in
  *            the same order: the bits are the same, and one row of x takes vnni_body.h, which is faster there.
  * Rows       Independent of each other, whatever other rows, outputs or threads there are.
- * Method     A tile product takes as many cycles as its left tile has rows. Those are the digits of x, three rows for
- *            each row of x: five rows of x fill a tile. The right tile are 64 codes of sixteen rows of W: a block of
- *            sixteen lines is transposed as words, and every shift and mask of a register of words makes one row of a
- *            tile, four codes of each row of W. Codes are unpacked once for all rows of x. The sums of a group are
- *            collected with sixteen outputs in the lanes: three vectors for a row of x and a group. Codes of the next
- *            lines are unpacked between the groups of this one, into a buffer of their own, across the ends of rows,
- *            and sums leave a tile when the products of the next group are under way. Codes of 4 and 8 bits lose
- *            their center as they are unpacked and become signed bytes, so that sums need not be corrected.
+ * Method     The left tile are the digits of x, three rows for each row of x: five rows of x fill a tile. A product
+ *            takes 16 cycles and the store of its sums 16 more of the port that shuffles, however few rows there are.
+ *            The right tile are 64 codes of sixteen rows of W: a block of sixteen lines is transposed as words, and
+ *            every shift and mask of a register of words makes one row of a tile, four codes of each row of W. Codes
+ *            are unpacked once for all rows of x. The sums of a group are collected with sixteen outputs in the lanes:
+ *            three vectors for a row of x and a group. Codes of the next lines are unpacked between the groups of this
+ *            one, into a buffer of their own, across the ends of rows, and sums leave a tile when the products of the
+ *            next group are under way. Codes of 4 and 8 bits lose their center as they are unpacked and become signed
+ *            bytes, so that sums need not be corrected.
  * Symmetric  If bias = -ratio * scale holds exactly for the whole layer, biases are not read.
  * Source     Written for this library; tile instructions as in Intel's architecture manuals.
  */
@@ -51,7 +52,7 @@ struct AmxSmallJob {
   int count;
   bool has_offset;
   float center; /* what times the scale comes to the bias */
-  int64_t grain, pieces, lanes; /* units per piece; how many pieces, and threads that take them in turns */
+  int64_t units, pieces, lanes; /* of sixteen outputs; pieces for each of so many threads */
   int64_t far;                  /* bytes from what is read to what is fetched */
   TileConfig tiles; /* 0..2 sums, 3..5 digits, 6 and 7 codes */
 };
@@ -332,13 +333,21 @@ struct AmxSmall {
     }
   }
 
+  /* Where piece i of what a thread takes, if all are equally fast, begins. Pieces get smaller towards the end, so that
+   * threads end together. */
+  static int64_t cut(const AmxSmallJob& job, int64_t lane, int64_t i) {
+    const int64_t first = lane * job.units / job.lanes, last = (lane + 1) * job.units / job.lanes;
+    const int64_t left = job.pieces - i;
+    return last - (last - first) * left * left / (job.pieces * job.pieces);
+  }
+
+  /* As Vnni::piece: a thread that takes every lanes-th piece reads on where it was. */
   static void piece(void* arg, int64_t begin, int64_t end) {
     const AmxSmallJob& job = *(const AmxSmallJob*)arg;
-    (void)end;
-    /* As Vnni::piece: a thread that takes every lanes-th piece reads on where it was. */
-    const int64_t i = begin / job.grain, length = job.pieces / job.lanes, longer = job.pieces % job.lanes;
-    const int64_t lane = i % job.lanes, first = lane * length + min64(lane, longer) + i / job.lanes;
-    any(arg, first * job.grain, min64((first + 1) * job.grain, ceil_div(job.p->n, 16)));
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t from = cut(job, i % job.lanes, i / job.lanes), to = cut(job, i % job.lanes, i / job.lanes + 1);
+      if (from < to) any(arg, from, to);
+    }
   }
 
   static void any(void* arg, int64_t begin, int64_t end) {
@@ -382,9 +391,9 @@ struct AmxSmall {
     job.count = fit;
     job.has_offset = !p.symmetric || (float)kCenter<BITS> != p.ratio;
     job.center = (float)kCenter<BITS> - p.ratio;
-    job.grain = ceil_div(units, wanted < 1 ? 1 : wanted);
-    job.pieces = ceil_div(units, job.grain);
-    job.lanes = p.call->threads;
+    job.units = units;
+    job.lanes = min64(p.call->threads, wanted);
+    job.pieces = wanted < 2 ? 1 : ceil_div(wanted, job.lanes);
     job.far = unit_bytes > 0 ? unit_bytes * ceil_div(kFar, unit_bytes) : 0;
     const int depth = GROUP == 32 ? 32 : 64;
     memset(&job.tiles, 0, sizeof job.tiles);
@@ -402,10 +411,10 @@ struct AmxSmall {
     }
     job.tiles.rows[6] = (uint8_t)(depth / 4);
     job.tiles.bytes[6] = 64;
-    if (job.pieces < 2 || p.call->threads < 2) {
+    if (wanted < 2 || p.call->threads < 2) {
       any(&job, 0, units);
     } else {
-      accel_parallel_for(p.call, units, job.grain, piece, &job);
+      accel_parallel_for(p.call, job.lanes * job.pieces, 1, piece, &job);
     }
   }
 };
