@@ -51,22 +51,6 @@ METAL_FUNC uint max_halves(uint a, uint b) {
   return max(a & 0xffffu, b & 0xffffu) | max(a >> 16, b >> 16) << 16;
 }
 
-//: pair_least_size pair_sum
-// Of two pairs of T: the smaller of |a| and b, which is no NaN; and sums, rounded to T.
-template <typename T>
-METAL_FUNC uint join_values(float low, float high) {
-  return bits_of(T(low)) | bits_of(T(high)) << 16;
-}
-template <typename T>
-METAL_FUNC uint pair_least_size(uint a, uint b) {
-  return join_values<T>(min(low_value<T>(a & 0x7fff7fffu), low_value<T>(b)),
-                        min(high_value<T>(a & 0x7fff7fffu), high_value<T>(b)));
-}
-template <typename T>
-METAL_FUNC uint pair_sum(uint a, uint b) {
-  return join_values<T>(low_value<T>(a) + low_value<T>(b), high_value<T>(a) + high_value<T>(b));
-}
-
 //: mask_or
 METAL_FUNC uint mask_or(uint v, uint mask, uint bits) {
   return (v & mask) | bits;
@@ -129,6 +113,22 @@ METAL_FUNC float high_value(uint v) {
 template <>
 METAL_FUNC float high_value<bfloat>(uint v) {
   return as_type<float>(v & 0xffff0000u);
+}
+
+//: pair_least_size pair_sum
+// Of two pairs of T: the smaller of |a| and b, which is no NaN; and sums, rounded to T.
+template <typename T>
+METAL_FUNC uint join_values(float low, float high) {
+  return bits_of(T(low)) | bits_of(T(high)) << 16;
+}
+template <typename T>
+METAL_FUNC uint pair_least_size(uint a, uint b) {
+  return join_values<T>(min(low_value<T>(a & 0x7fff7fffu), low_value<T>(b)),
+                        min(high_value<T>(a & 0x7fff7fffu), high_value<T>(b)));
+}
+template <typename T>
+METAL_FUNC uint pair_sum(uint a, uint b) {
+  return join_values<T>(low_value<T>(a) + low_value<T>(b), high_value<T>(a) + high_value<T>(b));
 }
 
 //: mma_16x8x16

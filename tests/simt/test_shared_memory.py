@@ -51,8 +51,24 @@ def bind(needed: int):
 def test_a_gpu_with_less_than_what_launches_are_made_for(monkeypatch) -> None:
     monkeypatch.setattr(shared_memory, "_driver", lambda: Driver(101376))
     assert bind(101376 - 128) == "bound" and bind(48 << 10) == "bound"
-    with pytest.raises(ValueError, match="'row_sums': 101505 bytes of threadgroup memory; this GPU has 101376"):
-        bind(101377)
+    with pytest.raises(ValueError, match="'row_sums': 101249 bytes of threadgroup memory; there are 101248"):
+        bind(101249)
+
+
+def test_a_launch_made_for_another_gpu(monkeypatch) -> None:
+    kernel = dataclasses.replace(ROW_SUMS, threadgroup_bytes=lambda launch: 160000)
+    launch = kernel.geometry(rows=1, groups=1, dtype="float16")
+    monkeypatch.setattr(shared_memory, "_driver", lambda: Driver(101376))
+    with pytest.raises(ValueError, match="'row_sums': 160128 bytes of threadgroup memory; this GPU has 101376"):
+        kernel.bind("cuda", launch)
+
+
+def test_what_arrays_may_have(monkeypatch) -> None:
+    monkeypatch.setattr(shared_memory, "_driver", lambda: Driver(232448))
+    assert shared_memory.of_arrays("cuda") == 232448 - 128 and shared_memory.of_arrays("metal") == 32768
+    monkeypatch.setattr(shared_memory, "_driver", lambda: Driver(0, status=100))
+    shared_memory.most_bytes.cache_clear()
+    assert shared_memory.of_arrays("cuda") == 166912 - 128
 
 
 def test_a_gpu_that_cannot_be_asked_is_not_limited(monkeypatch) -> None:

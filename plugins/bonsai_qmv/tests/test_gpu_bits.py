@@ -64,9 +64,10 @@ def test_each_byte_of_the_weights_is_read_once_for_all_rows_that_have_room() -> 
         assert buffers["y"].bytes_written == buffers["y"].unique_written == rows * n * 2
 
 
-def test_tiles_of_several_turns() -> None:
+@pytest.mark.parametrize("symmetric", [0, 1])
+def test_tiles_of_several_turns(symmetric) -> None:
     # More tiles than a threadgroup has room for the sums of at once: 64 pieces, 17 tiles of 4 octets.
-    p = problem(1, 128, "float16", 16 * 35 + 3, 128 * 32, 1, symmetric=1)
+    p = problem(1, 128, "float16", 16 * 35 + 3, 128 * 32, 1, symmetric=symmetric)
     result = run(AFFINE_BITS, p, device="cuda", blocks=2).check(("threadgroup-memory",))
     assert excess(p, result.outputs[0]) <= 1.0
 

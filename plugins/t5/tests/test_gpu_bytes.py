@@ -145,3 +145,19 @@ def test_weights_of_zero_in_a_group(group) -> None:
     assert [zeros(s) for s in (0.0, 0.5, 0.5 + 1 / group, 0.625, 0.65, 0.75)] == [64, 64, 80, 80, 96, 96]
     with pytest.raises(ValueError, match=r"100% of a group's weights are zero; .* up to 75%"):
         zeros(1.0)
+
+
+@pytest.mark.parametrize(("group", "rows"), [(128, 1), (64, 2), (128, 4)])
+def test_tiles_of_several_turns(group, rows) -> None:
+    # More tiles than a threadgroup has room for the sums of at once: 64 pieces, 17 tiles of 4 octets.
+    p = problem(group, "float16", 16 * 35 + 3, 4096, rows)
+    assert excess(p, checked(p, blocks=2).outputs[0]) <= 1.0
+
+
+@pytest.mark.parametrize(("group", "dtype", "k"), [(128, "float16", 9 * 1024), (64, "bfloat16", 64 * 37)])
+def test_rows_have_the_bits_they_have_alone_whatever_the_geometry(group, dtype, k) -> None:
+    p = problem(group, dtype, 40, k, 5)
+    alone = [checked(p.part(slice(i, i + 1))).outputs[0][0].tobytes() for i in range(5)]
+    for simd_groups, depth in ((0, 0), (1, 2), (3, 3), (4, 2)):
+        y = checked(p, simd_groups=simd_groups, depth=depth).outputs[0]
+        assert [row.tobytes() for row in y] == alone, f"{simd_groups} SIMD groups, {depth} pieces"

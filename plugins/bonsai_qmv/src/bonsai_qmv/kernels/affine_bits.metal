@@ -274,7 +274,8 @@ METAL_FUNC void affine_bits(XP x, WP w, SP scales, SP biases, BP bias, device O*
   copies_wait<DEPTH - 1>();
   threadgroup_barrier(mem_flags::mem_threadgroup);
   const float weight = as_type<float>((127u + 6u * uint(q)) << 23), unweighted = 1.0f / weight;
-  const int top = q == 3 ? -16 : 32;
+  // The last plane counts for less than nothing: modulo 2^32.
+  const uint top = q == 3 ? uint(-16) : 32u;
   // Three times this is 1.5 * 2^23 as bits, to which integers are added to be floats.
   constexpr uint THIRD = 0xc3c00000u;
   int slot = 0;
@@ -345,8 +346,9 @@ METAL_FUNC void affine_bits(XP x, WP w, SP scales, SP biases, BP bias, device O*
             const float all = i == 0 ? total.x : i == 1 ? total.y : i == 2 ? total.z : total.w;
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-              const int sum = ((d0[2 * h] + 2 * d0[2 * h + 1]) + 4 * (d1[2 * h] + 2 * d1[2 * h + 1])) +
-                              (16 * d2[2 * h] + top * d2[2 * h + 1]);
+              const uint sum = ((uint(d0[2 * h]) + 2u * uint(d0[2 * h + 1])) +
+                                4u * (uint(d1[2 * h]) + 2u * uint(d1[2 * h + 1]))) +
+                               (16u * uint(d2[2 * h]) + top * uint(d2[2 * h + 1]));
               parts[m][h] = fma(scale[h][e * 4 + i], fma(as_type<float>(sum), u, -all), parts[m][h]);
             }
           }
