@@ -3,8 +3,8 @@
  * Layout     W as in product.cpp, read in strips (strips.h).
  * Rows       1..16, any n, any k that is a multiple of the group.
  * Exactness  rounding, in the order of few_rows.h: the bits are those of vnni_body.h.
- * Method     A tile product takes as many cycles as its left tile has rows. Those are the digits of x, three rows for
- *            each row of x: five rows of x fill a tile. The right tile are 64 codes of sixteen rows of W. Codes are
+ * Method     The left tile are the digits of x, three rows for each row of x: five rows of x fill a tile. A product
+ *            takes 16 cycles however few they are. The right tile are 64 codes of sixteen rows of W. Codes are
  *            unpacked once for all rows of x. The sums of a group are collected with sixteen outputs in the lanes:
  *            three vectors for a row of x and a group. Codes of the next strip are unpacked between the products of
  *            this one, into a buffer of their own, across the ends of rows, and sums leave a tile when the products of
