@@ -70,12 +70,12 @@ constexpr METAL_FUNC int pitch_of(int vectors) {
   return vectors | 1;
 }
 
-// Scales of all groups of the columns of the turn that begins with tile `first`, in rows of ROW vectors: whole rows at a
-// time, by all lanes of the threadgroup, eight for a row. Columns beyond the end are the last one again, groups beyond
-// the end have zeros.
+// Scales of all groups of the columns of the turn that begins with tile `first`, in rows of ROW vectors: whole rows at
+// a time, by all lanes of the threadgroup, eight for a row. Columns beyond the end are the last one again, groups
+// beyond the end have zeros.
 template <typename S, int ROW, int SIMD_GROUPS, bool VECTORS, typename SP>
-METAL_FUNC void fetch_rows(threadgroup uint4* to, SP from, thread const Pieces& pieces, int first, int n_end, int groups,
-                           ushort simd_group, ushort lane) {
+METAL_FUNC void fetch_rows(threadgroup uint4* to, SP from, thread const Pieces& pieces, int first, int n_end,
+                           int groups, ushort simd_group, ushort lane) {
   constexpr int EACH = 16 / int(sizeof(S));
   const int columns = min(pieces.at_once, (pieces.tiles - first + pieces.step - 1) / pieces.step) * 16;
 #pragma unroll 1

@@ -161,8 +161,8 @@ METAL_FUNC void mma_16x8x16_first(thread float* d, uint a0, uint a1, uint a2, ui
 }
 
 //: mma_bits_first
-// d (16x8 int) = start + number of bits that rows of a (16x128 bits) and columns of b (128x8 bits) share, by all lanes of a
-// SIMD group. Lane l holds, with r = l / 4 and q = l % 4:
+// d (16x8 int) = start + number of bits that rows of a (16x128 bits) and columns of b (128x8 bits) share, by all lanes
+// of a SIMD group. Lane l holds, with r = l / 4 and q = l % 4:
 //   a0: row r, bits 32q ... 32q+31   a1: row r+8, same   b: column r, same
 //   d0, d1: row r, columns 2q, 2q+1     d2, d3: row r+8, same
 METAL_FUNC void mma_bits_first(thread int* d, uint a0, uint a1, uint b, uint start, ushort lane) {

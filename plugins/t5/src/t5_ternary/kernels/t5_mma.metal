@@ -7,10 +7,11 @@
 //            as in t5_qmv.metal, bias unread unless HAS_BIAS
 // Output     y (..., N) of O
 //
-// Template   GS 64 or 128; ROWS 1, 2 or 4, rows of x at a time; ROOM is K / 1024 rounded up, octets; ITEMS pieces of work at a time, at least ROOM; DEPTH pieces, at least 2, that a SIMD
-//            group has memory for; ALIGN 16 if K is a multiple of 1024, else 8, 4 or 1, which the bytes of a row of w
-//            are a multiple of; RATIO: scales of a row of w differ by no more than RATIO / 16 times; ZEROS: no group of w
-//            has more than ZEROS of 128 weights of zero
+// Template   GS 64 or 128; ROWS 1, 2 or 4, rows of x at a time; ROOM is K / 1024 rounded up, octets; ITEMS pieces of
+//            work at a time, at least ROOM; DEPTH pieces, at least 2, that a SIMD group has memory for; ALIGN 16 if K
+//            is a multiple of 1024, else 8, 4 or 1, which the bytes of a row of w are a multiple of; RATIO: scales of
+//            a row of w differ by no more than RATIO / 16 times; ZEROS: no group of w has more than ZEROS of 128
+//            weights of zero
 // Edges      any N; any M; K is a multiple of GS; N * K / GS is less than 2^31
 // Bytes      as in t5_qmv.metal, read once for each ROWS rows of x
 // Numbers    exactness `rounding`. x in a group becomes integers v of 22 bits, x ~ v * unit with unit 2^-20 of the
@@ -18,15 +19,15 @@
 //            a group are exact and meet its scale in float32. Five standard deviations of what v loses are within the
 //            bound if for the row of x
 //              16.4 * RATIO / 16 * sqrt(sum over groups of unit^2) <= 4 * sqrt(K) * 2^-24 * sum over groups of A
-//            where A is 0.95 * sum(min(|x|, c)) - GS * ZEROS / 128 * c, c = 2^-5 of the group's largest number: no more than
-//            what is left of |x| if the largest meet weights of zero. Other rows, those with infinities and NaN and
-//            those too small or large for squares of units among them, are summed up in float32 by all lanes.
+//            where A is 0.95 * sum(min(|x|, c)) - GS * ZEROS / 128 * c, c = 2^-5 of the group's largest number: no
+//            more than what is left of |x| if the largest meet weights of zero. Other rows, those with infinities and
+//            NaN and those too small or large for squares of units among them, are summed up in float32 by all lanes.
 //            Row-invariant: no order of sums depends on M, ROWS, ROOM, ITEMS, DEPTH or SIMD_GROUPS
 // Geometry   threadgroups of 32 * SIMD_GROUPS lanes, as many as the device holds at once. Threadgroup (i, j) of (I, J)
 //            makes columns [t, t + 1) * 16 of rows [j, j + 1) * ROWS for t = i, i + I, i + 2 I ... An octet, 1024
 //            weights or 208 bytes, of 16 columns is a piece of work; SIMD groups take them in turns (pieces.h)
-// Threadgroup memory   SIMD_GROUPS * (DEPTH * 3328 + 128) bytes; ITEMS * 64 * ROWS; 16; for each octet ROWS * (3600 + 96), with
-//            GS 64 ROWS * (4080 + 192); scales of the ITEMS / ROOM tiles of a turn; 112 * ROWS
+// Threadgroup memory   SIMD_GROUPS * (DEPTH * 3328 + 128) bytes; ITEMS * 64 * ROWS; 16; for each octet ROWS * (3600 +
+//            96), with GS 64 ROWS * (4080 + 192); scales of the ITEMS / ROOM tiles of a turn; up to 112 * ROWS
 //
 // A byte b of five trits t0 ... t4 gives b, b / 3, b / 9, b / 27, b / 81 rounded down, and tj = (b / 3^j) - 3 (b /
 // 3^(j+1)). So sum tj vj = sum (b / 3^j) (vj - 3 v(j-1)): the quotients are operands as they are, and what they meet is
@@ -42,232 +43,7 @@
 // odd groups are added up apart.
 
 #include "pieces.h"
-
-template <int GS>
-struct Format {
-  // Bytes of a group, and groups of an octet.
-  static constant constexpr int BYTES = GS == 128 ? 26 : 13, GROUPS = 1024 / GS;
-  // Words that have bytes of a group, and one slot for each in an octet, and one of zeros; four more than a multiple of
-  // eight, so that lanes that take neighbouring slots of two bytes of the integers find them in different banks.
-  static constant constexpr int WORDS = GS == 128 ? 7 : 4, USED = GROUPS * WORDS, SLOTS = USED + 4;
-  // Vectors of an octet's bytes of 16 columns, and of its scales of one.
-  static constant constexpr int VECTORS = 208, SCALES = GROUPS / 8;
-};
-
-// What is known of a group of a row of x: its unit, and the sum of its integers.
-struct Group {
-  float unit;
-  int sum;
-};
-
-// The slot of the word that lane q of four takes in step i, for group g of the octet.
-template <int GS>
-METAL_FUNC int slot_of(int i, int g, int q) {
-  typedef Format<GS> F;
-  const int first = g * F::BYTES / 4 - 4 * i, last = ((g + 1) * F::BYTES - 1) / 4 - 4 * i;
-  return (first <= 0 || q >= first) && (last >= 3 || q <= last) ? g * F::WORDS - first + q : F::USED;
-}
-
-// Words between the fifths of rows of x, whose sizes then leave 16 or 8 of 32 banks: lanes of several rows and bytes find
-// theirs in different ones.
-constexpr METAL_FUNC int gap_of(int rows, int size) {
-  return rows == 1 ? 0 : ((rows == 2 ? 48 : 40) - size % 32) % 32;
-}
-
-// The words of a group that lanes make something of together, a lane each, and one more lane with groups of 128: which
-// word, group and row turn `i` of a lane is about, and where its twenty numbers of x begin.
-template <int GS, int ROWS>
-struct Turn {
-  static constant constexpr int LANES = GS == 128 ? 8 : 4;
-  int word, row, group, first;
-  // From here on, GS of the twenty belong to the group.
-  int begin;
-};
-template <int GS, int ROWS>
-METAL_FUNC Turn<GS, ROWS> turn_of(int i, int groups) {
-  typedef Format<GS> F;
-  Turn<GS, ROWS> t;
-  t.word = i % Turn<GS, ROWS>::LANES;
-  t.row = i / Turn<GS, ROWS>::LANES % ROWS;
-  t.group = i / (Turn<GS, ROWS>::LANES * ROWS);
-  const int begin = (t.group % F::GROUPS * F::BYTES % 4 - t.word * 4) * 5;
-  t.first = t.group * GS - begin;
-  // None beyond the end of K.
-  t.begin = t.group < groups ? begin : GS;
-  return t;
-}
-
-// These numbers as pairs, zeros instead of those of other groups: from a copy of x, [row][k].
-template <int GS, int ROWS>
-METAL_FUNC void take_x(thread uint* raw, threadgroup const uint* xs, int i, int groups, int k_end) {
-  const Turn<GS, ROWS> t = turn_of<GS, ROWS>(i, groups);
-  const int at = t.row * k_end + t.first;
-#pragma unroll
-  for (int j = 0; j < 10; j++) {
-    const bool low = uint(2 * j - t.begin) < uint(GS), high = uint(2 * j + 1 - t.begin) < uint(GS);
-    if (GS == 128) {
-      // Groups begin and end between pairs.
-      raw[j] = low ? xs[at / 2 + j] : 0u;
-    } else {
-      threadgroup const ushort* halves = (threadgroup const ushort*)xs + at;
-      raw[j] = (low ? uint(halves[2 * j]) : 0u) | (high ? uint(halves[2 * j + 1]) << 16 : 0u);
-    }
-  }
-}
-
-// The same from x itself.
-template <int GS, int ROWS, bool VECTORS, typename XP>
-METAL_FUNC void load_x(thread uint* raw, XP x, int i, int groups, int m_begin, int m_end, int k_end) {
-  const Turn<GS, ROWS> t = turn_of<GS, ROWS>(i, groups);
-  const auto from = x + (long(min(m_begin + t.row, m_end - 1)) * k_end + t.first);
-#pragma unroll
-  for (int j = 0; j < 10; j++) {
-    raw[j] = 0;
-    const bool low = uint(2 * j - t.begin) < uint(GS), high = uint(2 * j + 1 - t.begin) < uint(GS);
-    if (GS == 128 && VECTORS) {
-      if (low) {
-        load_words_first<1, true>(raw + j, from + 2 * j);
-      }
-    } else {
-      raw[j] = (low ? uint(bits_of(from[2 * j])) : 0u) | (high ? uint(bits_of(from[2 * j + 1])) << 16 : 0u);
-    }
-  }
-}
-
-// What the quotients of a word of bytes of one group meet, for its slot: fours (quotients 0 ... 3) and fifths, as
-// [row][octet][byte of the integers][slot]; and groups' facts, [row][group]. `raw` is x of the first AHEAD turns; it is
-// `xs` if COPIED.
-template <typename T, int GS, int ROWS, int SIMD_GROUPS, int ZEROS, int AHEAD, bool COPIED, bool VECTORS, typename XP>
-METAL_FUNC void stage_x(threadgroup uint4* fours, threadgroup uint* fifths, threadgroup Group* facts,
-                        threadgroup float* lefts, thread uint* raw, threadgroup const uint* xs, XP x, int octets,
-                        int m_begin, int m_end, int k_end, int thread_index) {
-  typedef Format<GS> F;
-  // 1.5 * 2^23 and a bit less, as bits: minus twice them end in 0x808080.
-  constexpr uint MAGIC = 0x4b3fbfc0u;
-  constexpr int LANES = Turn<GS, ROWS>::LANES;
-  const int count = octets * F::GROUPS * LANES * ROWS, groups = k_end / GS;
-  if (GS == 64) {
-    // Slots of zeros.
-    for (int i = thread_index; i < octets * ROWS * 3; i += 32 * SIMD_GROUPS) {
-      const uint4 zeros = {0, 0, 0, 0};
-      fours[i * F::SLOTS + F::USED] = zeros;
-      fifths[i * F::SLOTS + F::USED + i / (octets * 3) * gap_of(ROWS, octets * 3 * F::SLOTS)] = 0;
-    }
-  }
-#pragma unroll 1
-  for (int begin = 0; begin < count; begin += 32 * SIMD_GROUPS) {
-    const int i = begin + thread_index;
-    uint most = 0;
-#pragma unroll
-    for (int j = 0; j < 10; j++) {
-      most = max_halves(most, raw[j] & 0x7fff7fffu);
-    }
-    most = max(most & 0xffffu, most >> 16);
-#pragma unroll
-    for (int j = 1; j < LANES; j *= 2) {
-      most = max(most, simd_shuffle_xor(most, j));
-    }
-    const float largest = low_value<T>(most);
-    const uint cap = bits_of(T(largest * 0.03125f)) * 0x00010001u;
-    const uint exponent = min(max(as_type<uint>(largest * 1.0078125f) >> 23, 24u), 253u);
-    const float unit = as_type<float>((exponent - 20u) << 23), inverse = as_type<float>((274u - exponent) << 23);
-    uint lefts_of = 0;
-#pragma unroll
-    for (int j = 0; j < 10; j++) {
-      lefts_of = pair_sum<T>(lefts_of, pair_least_size<T>(raw[j], cap));
-    }
-    // Sums in T are not exact.
-    float left = 0.95f * (low_value<T>(lefts_of) + high_value<T>(lefts_of));
-    uint v[5][4], sum = 0;
-#pragma unroll
-    for (int b = 0; b < 4; b++) {
-      uint before = MAGIC;
-#pragma unroll
-      for (int j = 0; j < 5; j++) {
-        const uint pair = raw[(b * 5 + j) / 2];
-        const float value = (b * 5 + j) % 2 == 0 ? low_value<T>(pair) : high_value<T>(pair);
-        // MAGIC + v, and v - 3 times the one before + 0x808080.
-        const uint now = as_type<uint>(fma(value, inverse, as_type<float>(MAGIC)));
-        sum += now;
-        v[j][b] = now - 3u * before;
-        before = now;
-      }
-    }
-    sum -= 20u * MAGIC;
-#pragma unroll
-    for (int j = 1; j < LANES; j *= 2) {
-      left += simd_shuffle_xor(left, j);
-      sum += simd_shuffle_xor(sum, j);
-    }
-    const Turn<GS, ROWS> t = turn_of<GS, ROWS>(i, groups);
-    if (AHEAD == 2) {
-#pragma unroll
-      for (int j = 0; j < 10; j++) {
-        raw[j] = raw[AHEAD * 10 - 10 + j];
-      }
-    }
-    const int next = i + AHEAD * 32 * SIMD_GROUPS;
-    if (COPIED) {
-      take_x<GS, ROWS>(raw, xs, next, next < count ? groups : 0, k_end);
-    } else {
-      load_x<GS, ROWS, VECTORS>(raw + (AHEAD * 10 - 10), x, next, next < count ? groups : 0, m_begin, m_end, k_end);
-    }
-    if (i < count && t.word == 0) {
-      const int to_group = t.row * octets * F::GROUPS + t.group;
-      Group g;
-      g.unit = unit;
-      g.sum = int(sum);
-      facts[to_group] = g;
-      // NaN and infinity are not finite here either, and compare false later on.
-      // Nothing left is not the same as nothing there.
-      const float rest = left - low_value<T>(cap) * (float(GS) * float(ZEROS) / 128.0f);
-      lefts[to_group] = !(largest < INFINITY) ? largest - largest : rest == 0.0f && largest > 0.0f ? -largest : rest;
-    }
-    // The last lane of an octet has what the slot of zeros is for.
-    const int local = t.group % F::GROUPS;
-    if (i < count && (t.word < F::WORDS || local == F::GROUPS - 1)) {
-      const int to = (t.row * octets + t.group / F::GROUPS) * 3 * F::SLOTS + local * F::WORDS + t.word;
-      uint planes[3][5];
-#pragma unroll
-      for (int j = 0; j < 5; j++) {
-        const uint a = join_even_bytes(v[j][0], v[j][1]), b = join_even_bytes(v[j][2], v[j][3]);
-        planes[0][j] = join_low(a, b);
-        planes[2][j] = join_high(a, b);
-        planes[1][j] = join_low(join_odd_bytes(v[j][0], v[j][1]), join_odd_bytes(v[j][2], v[j][3]));
-      }
-      // Digits of base 256 in -128 ... 127.
-#pragma unroll
-      for (int p = 0; p < 3; p++) {
-        uint4 four;
-        four.x = planes[p][0] ^ 0x80808080u;
-        four.y = planes[p][1] ^ 0x80808080u;
-        four.z = planes[p][2] ^ 0x80808080u;
-        four.w = planes[p][3] ^ 0x80808080u;
-        fours[to + p * F::SLOTS] = four;
-        fifths[to + p * F::SLOTS + t.row * gap_of(ROWS, octets * 3 * F::SLOTS)] = planes[p][4] ^ 0x80808080u;
-      }
-    }
-  }
-}
-
-// Whether integers represent a row of x not well enough; `facts` and `lefts` are the row's.
-template <int GS, int RATIO>
-METAL_FUNC bool is_unfit(threadgroup const Group* facts, threadgroup const float* lefts, int octets, int k_end,
-                         ushort lane) {
-  float units = 0.0f, left = 0.0f;
-  for (int g = lane; g < octets * (1024 / GS); g += 32) {
-    // Not so small that its square is none.
-    const float unit = max(facts[g].unit, 2.8e-17f), some = lefts[g];
-    // A group of zeros has no part in it.
-    units = fma(unit, some != 0.0f ? unit : 0.0f, units);
-    left += max(some, 0.0f) + (some - some);
-  }
-  units = simd_sum(units);
-  left = simd_sum(left);
-  const float error = 16.4f / 16.0f * float(RATIO) * sqrt(units);
-  // Both may be infinite.
-  return !(error < INFINITY && error <= 4.0f / 16777216.0f * sqrt(float(k_end)) * left);
-}
+#include "t5_integers.metal"
 
 // Where a lane's vectors of a piece are, in bytes from the first column's octet on.
 struct Offsets {
@@ -285,8 +61,8 @@ METAL_FUNC Offsets offsets_of(int columns, ushort lane) {
 
 // Rows of w have `columns` bytes. Columns beyond the end are the last one again; bytes beyond the end of K are zero.
 template <int ALIGN, typename WP>
-METAL_FUNC void fetch_piece(threadgroup uint4* to, WP w, thread const Place& at, thread const Offsets& offsets, int n_end,
-                            int columns, ushort lane) {
+METAL_FUNC void fetch_piece(threadgroup uint4* to, WP w, thread const Place& at, thread const Offsets& offsets,
+                            int n_end, int columns, ushort lane) {
   if (ALIGN == 16 && at.tile * 16 + 16 <= n_end) {
     const auto from = w + (long(at.tile * 16) * columns + at.octet * 208);
 #pragma unroll
@@ -371,8 +147,8 @@ template <typename T, typename O, int GS, int ROWS, int SIMD_GROUPS, int ROOM, i
           int RATIO, int ZEROS, bool HAS_BIAS, bool VECTORS, typename XP, typename WP, typename SP, typename BP>
 METAL_FUNC void t5_mma(XP x, WP w, SP scales, BP bias, device O* y, threadgroup uint4* fours, threadgroup uint* fifths,
                        threadgroup Group* facts, threadgroup float* lefts, threadgroup uint4* stage,
-                       threadgroup uint4* scales_here, threadgroup float* part, threadgroup uint* unfit, int m_end, int n_end, int k_end, int m_begin,
-                       int first, int step, ushort simd_group, ushort lane) {
+                       threadgroup uint4* scales_here, threadgroup float* part, threadgroup uint* unfit, int m_end,
+                       int n_end, int k_end, int m_begin, int first, int step, ushort simd_group, ushort lane) {
   typedef Format<GS> F;
   // Columns of the other operand: with one row, for even and for odd groups; with four, those of two bytes of all rows
   // in one block and those of the third in another; else those of each row.
@@ -381,12 +157,13 @@ METAL_FUNC void t5_mma(XP x, WP w, SP scales, BP bias, device O* y, threadgroup 
   constexpr int octets = ROOM;
   const int r = lane / 4, q = lane % 4, groups = k_end / GS;
   const int thread_index = simd_group * 32 + lane;
-  // x first: the pieces of all threadgroups together keep memory busy for some time. A copy of several rows has the last
-  // places of all SIMD groups, which are not used yet, if there is room.
+  // x first: the pieces of all threadgroups together keep memory busy for some time. A copy of several rows has the
+  // last places of all SIMD groups, which are not used yet, if there is room.
   constexpr bool COPIED = ROWS > 1 && VECTORS && 128 * ROOM * ROWS <= SIMD_GROUPS * (F::VECTORS + 8);
   threadgroup uint4* copy = stage + (DEPTH - 1) * (SIMD_GROUPS * F::VECTORS);
   threadgroup const uint* xs = (threadgroup const uint*)copy;
-  constexpr int TURN = 32 * SIMD_GROUPS, AHEAD = !COPIED && TURN < ROOM * F::GROUPS * Turn<GS, ROWS>::LANES * ROWS ? 2 : 1;
+  constexpr int TURN = 32 * SIMD_GROUPS, LANES_IN_ALL = ROOM * F::GROUPS * Turn<GS, ROWS>::LANES * ROWS;
+  constexpr int AHEAD = !COPIED && TURN < LANES_IN_ALL ? 2 : 1;
   uint raw[AHEAD * 10];
   if (COPIED) {
 #pragma unroll
@@ -407,8 +184,8 @@ METAL_FUNC void t5_mma(XP x, WP w, SP scales, BP bias, device O* y, threadgroup 
   }
   const Pieces pieces = pieces_of(ITEMS, octets, step, (n_end + 15) / 16);
   const Offsets offsets = offsets_of(groups * F::BYTES, lane);
-  fetch_rows<T, ROOM * F::SCALES, SIMD_GROUPS, ALIGN == 16>(scales_here, scales, pieces, first, n_end, groups, simd_group,
-                                                            lane);
+  fetch_rows<T, ROOM * F::SCALES, SIMD_GROUPS, ALIGN == 16>(scales_here, scales, pieces, first, n_end, groups,
+                                                            simd_group, lane);
   copies_end();
   threadgroup uint4* own = stage + simd_group * F::VECTORS;
   Place ahead = place_of(pieces, first, simd_group);
@@ -425,8 +202,8 @@ METAL_FUNC void t5_mma(XP x, WP w, SP scales, BP bias, device O* y, threadgroup 
     threadgroup_barrier(mem_flags::mem_threadgroup);
     take_x<GS, ROWS>(raw, xs, thread_index, groups, k_end);
   }
-  stage_x<T, GS, ROWS, SIMD_GROUPS, ZEROS, AHEAD, COPIED, VECTORS>(fours, fifths, facts, lefts, raw, xs, x, octets, m_begin,
-                                                            m_end, k_end, thread_index);
+  stage_x<T, GS, ROWS, SIMD_GROUPS, ZEROS, AHEAD, COPIED, VECTORS>(fours, fifths, facts, lefts, raw, xs, x, octets,
+                                                                   m_begin, m_end, k_end, thread_index);
   // Where this lane's words of the other operand are in an octet. Columns that stand for nothing are zeros.
   const int row = SPREAD ? r / 2 : ROWS > 1 ? r / 4 : 0, gap = row * gap_of(ROWS, octets * 3 * F::SLOTS);
   const int first_byte = row * (octets * 3 * F::SLOTS) + (SPREAD ? r % 2 : r % 4) * F::SLOTS;
@@ -524,7 +301,7 @@ METAL_FUNC void t5_mma(XP x, WP w, SP scales, BP bias, device O* y, threadgroup 
             }
           }
           if (F::BYTES * (g + 1) <= 16 * i + 16) {
-            // Integers of what the bytes gave: by every lane for its row, or by lanes with the lower bytes, q = 0 and 2.
+            // Integers of what the bytes gave: by every lane for its row, or by lanes with the lower bytes, q = 0, 2.
             uint whole[2];
             float scale[2];
 #pragma unroll
@@ -602,12 +379,12 @@ for (int i = 0; i + 1 < x_ndim; i++) {
 // Arrays that begin between multiples of 16 bytes are views, and rare.
 if (aligned(x) && aligned(w) && aligned(scales)) {
   t5_mma<T, O, GS, ROWS, SIMD_GROUPS, ROOM, ITEMS, DEPTH, ALIGN, RATIO, ZEROS, HAS_BIAS, true>(
-      x, w, scales, bias, y, fours, fifths, facts, lefts, stage, scales_here, part, unfit, m_end, scales_shape[0], x_shape[x_ndim - 1],
-      threadgroup_position_in_grid.y * ROWS, threadgroup_position_in_grid.x, threadgroups_per_grid.x,
-      simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
+      x, w, scales, bias, y, fours, fifths, facts, lefts, stage, scales_here, part, unfit, m_end, scales_shape[0],
+      x_shape[x_ndim - 1], threadgroup_position_in_grid.y * ROWS, threadgroup_position_in_grid.x,
+      threadgroups_per_grid.x, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
 } else {
   t5_mma<T, O, GS, ROWS, SIMD_GROUPS, ROOM, ITEMS, DEPTH, 1, RATIO, ZEROS, HAS_BIAS, false>(
-      x, w, scales, bias, y, fours, fifths, facts, lefts, stage, scales_here, part, unfit, m_end, scales_shape[0], x_shape[x_ndim - 1],
-      threadgroup_position_in_grid.y * ROWS, threadgroup_position_in_grid.x, threadgroups_per_grid.x,
-      simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
+      x, w, scales, bias, y, fours, fifths, facts, lefts, stage, scales_here, part, unfit, m_end, scales_shape[0],
+      x_shape[x_ndim - 1], threadgroup_position_in_grid.y * ROWS, threadgroup_position_in_grid.x,
+      threadgroups_per_grid.x, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
 }
