@@ -70,6 +70,8 @@ def shape_that_fits(rows: int, k: int, shapes: Iterable[tuple[int, int]], at_onc
 def pieces_launch(template: tuple[tuple[str, str | int | bool], ...], shape: Shape, rows: int, n: int,
                   blocks: int = 0) -> Launch:  # fmt: skip
     """The launch for `rows` rows and `n` columns; blocks: threadgroups of a pass, as many as run at once if 0."""
+    if not shape.rows:
+        raise ValueError("no such launch has room in threadgroup memory")
     passes, lanes = -(-rows // shape.rows), 32 * shape.simd_groups
     blocks = blocks or min(-(-n // COLUMNS), max(MULTIPROCESSORS // passes, 1))
     return Launch(template, (lanes * blocks, passes, 1), (lanes, 1, 1))

@@ -90,6 +90,17 @@ def test_numbers_of_very_different_size(dtype) -> None:
     assert excess(p, checked(p).outputs[0]) <= 1.0
 
 
+def test_sums_of_equal_numbers_do_not_drift() -> None:
+    """A group of very small numbers makes a row be summed up in float32."""
+    n, k = 16, 4096
+    p = problem(1, 128, "bfloat16", n, k, 1, scales="float32")
+    x = np.full((1, k), 1.3046875)
+    x[:, :128] = 2.0**-60
+    p.x, p.w = typed(x, "bfloat16"), reference.pack(np.ones((n, k), np.int64), 1)
+    p.scales, p.biases = (typed(np.full((n, k // 128), value), "float32") for value in (0.37, -0.21))
+    assert excess(p, checked(p).outputs[0]) <= 1.0
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_not_a_number_stays_in_its_row(value) -> None:
     p = problem(1, 128, "float16", 24, 1152, 5, bias=True)
@@ -162,13 +173,13 @@ def test_unevenness() -> None:
 
 def test_layers_with_uneven_weights_are_declined_with_a_reason(monkeypatch) -> None:
     monkeypatch.setattr(families, "generation", {"cuda": (9, 0)}.get)
-    facts = {"path": "p", "n": 16, "k": 2048, "mode": "affine", "bits": 1, "group_size": 128, "weight_dtype": "uint32",
+    facts = {"path": "p", "n": 16, "k": 4096, "mode": "affine", "bits": 1, "group_size": 128, "weight_dtype": "uint32",
              "scales_dtype": "float16", "x_dtype": "float16", "out_dtype": "float16", "device": "cuda"}  # fmt: skip
     offer = gpu_offers.offers(LinearSite(**facts))[0]
     assert offer.name == "affine_bits_cuda"
-    layer = {"weight": mx.zeros((16, 64), mx.uint32), "scales": mx.ones((16, 16), mx.float16),
-             "biases": mx.zeros((16, 16), mx.float16)}  # fmt: skip
-    with pytest.raises(ValueError, match=r"inf times as large .* up to 1\.37"):
+    layer = {"weight": mx.zeros((16, 128), mx.uint32), "scales": mx.ones((16, 32), mx.float16),
+             "biases": mx.zeros((16, 32), mx.float16)}  # fmt: skip
+    with pytest.raises(ValueError, match=r"inf times as large .* up to 1\.12"):
         offer.build(layer)
 
 

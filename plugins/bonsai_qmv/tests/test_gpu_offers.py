@@ -63,7 +63,8 @@ def test_older_gpus_get_kernels_they_can_run_or_none(generations) -> None:
 
 def test_where_stock_has_no_kernel_all_rows_are_offered(generations) -> None:
     assert [o.rows for o in gpu_offers.offers(site(bits=1))] == [(1, None)]
-    both = gpu_offers.offers(site(bits=1, k=2048))
+    assert [o.name for o in gpu_offers.offers(site(bits=1, k=3200))] == ["affine_mma_cuda"]
+    both = gpu_offers.offers(site(bits=1, k=3328))
     assert [(o.name, o.rows) for o in both] == [("affine_bits_cuda", (1, None)), ("affine_mma_cuda", (1, None))]
     assert both[0].preference > both[1].preference
     assert [o.rows for o in gpu_offers.offers(site(bits=1, device="metal"))] == [(1, 16), (17, None)]

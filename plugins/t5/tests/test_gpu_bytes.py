@@ -161,3 +161,9 @@ def test_rows_have_the_bits_they_have_alone_whatever_the_geometry(group, dtype, 
     for simd_groups, depth in ((0, 0), (1, 2), (3, 3), (4, 2)):
         y = checked(p, simd_groups=simd_groups, depth=depth).outputs[0]
         assert [row.tobytes() for row in y] == alone, f"{simd_groups} SIMD groups, {depth} pieces"
+
+
+def test_a_geometry_that_has_no_room_is_refused() -> None:
+    with pytest.raises(ValueError, match="no such launch has room in threadgroup memory"):
+        MMA.launch(rows=1, n=16, k=17408, group_size=128, x_dtype="float16", scales_dtype="float16",
+                   out_dtype="float16", device="cuda", simd_groups=30, depth=4)  # fmt: skip

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 #: SIMD groups of a threadgroup, at most.
 MOST_SIMD_GROUPS = 17
+#: Products of a sum, at least, where no numbers of x lie half way between integers; :func:`most_uneven` asks for more.
+LEAST_K = 33 * 33
 #: Magnitudes of weights that it takes, zero aside.
 SMALLEST, LARGEST = 2.0**-50, 2.0**50
 
@@ -55,7 +57,7 @@ def unusual(scales: mx.array, biases: mx.array) -> str:
 
 def most_uneven(k: int) -> float:
     """The largest unevenness with which sums over k weights keep the bound of `rounding` (affine_bits.metal)."""
-    return math.sqrt(k) / 33
+    return math.sqrt(k) / 57
 
 
 def _bits_eligible(*, bits: int, group_size: int, x_dtype: str, scales_dtype: str, k: int, n: int = 1,
@@ -68,7 +70,7 @@ def _bits_eligible(*, bits: int, group_size: int, x_dtype: str, scales_dtype: st
         return f"{n} x {k} weights have too many groups"
     if k % group_size:
         return f"k = {k} is not a multiple of {group_size}"
-    if most_uneven(k) < 1:
+    if k < LEAST_K:
         return f"sums of {k} products are not exact enough"
     return "" if _bits_shape(1, k, scales_dtype, 0, device).rows else f"a row of {k} has no room in threadgroup memory"
 

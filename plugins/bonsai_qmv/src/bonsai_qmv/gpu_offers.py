@@ -47,7 +47,9 @@ def offers(site: LinearSite) -> list[Offer]:
     family = simt.family_for(FAMILIES, facts)
     if family is None:
         return []
-    found = [_offer(f, site) for f in (simt.family_for([BITS], facts), family) if f]
+    # Weights of a group that are equally large are the least uneven ones.
+    bits = simt.family_for([BITS], facts) if most_uneven(site.k) >= 1 else None
+    found = [_offer(f, site) for f in (bits, family) if f]
     if stock_serves(site) and many_rows(facts):
         found.append(_offer(family, site, many=True))
     return found

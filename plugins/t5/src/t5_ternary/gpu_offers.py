@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import mlx.core as mx
 
 #: Sums of fewer products are not exact enough in integers of 22 bits for most activations.
-LEAST_K = 512
+LEAST_K = 1024
 #: Ratio of two scales of a row, times 16, and weights of zero in a group of 128, of which few different ones are
 #: compiled.
 RATIOS, ZEROS = (16, 24, 32, 48, 64, 96, 128), (64, 80, 96)

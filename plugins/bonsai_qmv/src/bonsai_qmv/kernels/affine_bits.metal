@@ -15,10 +15,11 @@
 // Numbers    x in group g becomes integers v of 23 bits, x ~ v * unit with unit = 2^-21 of the highest power of two in
 //            the largest number of the group: half and bfloat keep all their bits down to 2^-11 and 2^-14 of it. Sums
 //            of v over a group's codes are exact but for half a unit; they meet scales as float32, in four parts of six
-//            bits. `rounding` holds where no weight of a group is more than sqrt(K) / 33 times as large as another: a
-//            rounding error of v has standard deviation 0.29 unit, five of them for a group, 5 * 0.29 * unit *
-//            sqrt(128) * max|w|, stay below 4 * sqrt(K) * 2^-24 * max|x| * min|w|. Rows of x with infinities, NaN or
-//            groups of numbers whose products or sums float32 may not hold are summed up one by one in float32.
+//            bits. `rounding` holds where no weight of a group is more than sqrt(K) / 57 times as large as another: a
+//            rounding error of v has standard deviation 0.5 unit at most, with ties, and five of them for a group, 5 *
+//            0.5 * unit * sqrt(128) * max|w|, stay below 4 * sqrt(K) * 2^-24 * max|x| * min|w|. That takes errors for
+//            independent of the weights. Rows of x with infinities, NaN or groups of numbers whose products or sums
+//            float32 may not hold are summed up in float32, group by group.
 //            Row-invariant: the order of sums does not depend on M, ROWS, ROOM, ITEMS, DEPTH or SIMD_GROUPS
 // Geometry   threadgroups of 32 * SIMD_GROUPS lanes, as many as the device holds at once. Threadgroup (i, j) of (I, J)
 //            makes columns [t, t + 1) * 16 of rows [j, j + 1) * ROWS for t = i, i + I, i + 2 I ... An octet of groups
@@ -273,11 +274,17 @@ METAL_FUNC void affine_bits(XP x, WP w, SP scales, SP biases, BP bias, device O*
       if (n < n_end && m_begin + m < m_end) {
         if (unusual != 0) {
           sum = 0.0f;
-          for (int k = 0; k < k_end; k++) {
+          for (int k = 0; k < k_end; k += 128) {
             const long g = long(n) * groups + k / 128;
-            const float s = float(scales[g]), code = float(w[long(n) * groups * 4 + k / 32] >> (k % 32) & 1u);
+            const float s = float(scales[g]);
             const float b = SYMMETRIC > 0 ? s * (-0.5f * float(SYMMETRIC)) : float(biases[g]);
-            sum = fma(float(x[long(m_begin + m) * k_end + k]), fma(s, code, b), sum);
+            // Sums of all K one after the other would drift.
+            float some = 0.0f;
+            for (int i = 0; i < 128; i++) {
+              const float code = float(w[g * 4 + i / 32] >> (i % 32) & 1u);
+              some = fma(float(x[long(m_begin + m) * k_end + k + i]), fma(s, code, b), some);
+            }
+            sum += some;
           }
         }
         y[long(m_begin + m) * n_end + n] = O(HAS_BIAS ? sum + float(bias[n]) : sum);

@@ -230,7 +230,7 @@ METAL_FUNC bool is_unfit(threadgroup const Group* facts, threadgroup const float
   }
   units = simd_sum(units);
   left = simd_sum(left);
-  const float error = 16.4f / 16.0f * float(RATIO) * sqrt(units);
+  const float error = 28.3f / 16.0f * float(RATIO) * sqrt(units);
   // Both may be infinite.
   return !(error < INFINITY && error <= 4.0f / 16777216.0f * sqrt(float(k_end)) * left);
 }

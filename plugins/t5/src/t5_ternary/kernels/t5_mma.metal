@@ -16,9 +16,9 @@
 // Bytes      as in t5_qmv.metal, read once for each ROWS rows of x
 // Numbers    exactness `rounding`. x in a group becomes integers v of 22 bits, x ~ v * unit with unit 2^-20 of the
 //            highest power of two in the largest number of the group (1/128 above it counts as the next one). Sums over
-//            a group are exact and meet its scale in float32. Five standard deviations of what v loses are within the
-//            bound if for the row of x
-//              16.4 * RATIO / 16 * sqrt(sum over groups of unit^2) <= 4 * sqrt(K) * 2^-24 * sum over groups of A
+//            a group are exact and meet its scale in float32. Five standard deviations of what v loses, 0.5 unit at
+//            most, are within the bound if for the row of x, taking losses for independent of the weights,
+//              28.3 * RATIO / 16 * sqrt(sum over groups of unit^2) <= 4 * sqrt(K) * 2^-24 * sum over groups of A
 //            where A is 0.95 * sum(min(|x|, c)) - GS * ZEROS / 128 * c, c = 2^-5 of the group's largest number: no
 //            more than what is left of |x| if the largest meet weights of zero. Other rows, those with infinities and
 //            NaN and those too small or large for squares of units among them, are summed up in float32 by all lanes.
