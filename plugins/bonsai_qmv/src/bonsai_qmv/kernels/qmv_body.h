@@ -232,9 +232,9 @@ void choose_group(SmallJob<I>& job) {
 }
 
 /* A piece of 72 k weights takes some microseconds, against the tenths of one that handing it out costs; fewer than two
- * of 48 k are not worth waking a thread for. Eight are enough for two threads to end together, or nearly. Large matrices
- * are cut into larger pieces, no more than eight for a thread if there is one row, since what is fetched ahead at the end
- * of a piece helps another thread or none. A further row of x counts as half a reading of W. */
+ * of 48 k are not worth waking a thread for. Eight are enough for two threads to end together, or nearly. Large
+ * matrices are cut into larger pieces, no more than eight for a thread if there is one row, since what is fetched ahead
+ * at the end of a piece helps another thread or none. A further row of x counts as half a reading of W. */
 inline int64_t count_pieces(const Problem& p) {
   const int64_t work = p.n * p.k * (p.rows + 1) / 2, fine = work / 73728, coarse = work / 262144;
   const int64_t most = 4 * (p.call->threads < 2 ? 2 : p.call->threads);
