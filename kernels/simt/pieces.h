@@ -49,9 +49,12 @@ METAL_FUNC Place place_after(thread const Pieces& pieces, Place p, int simd_grou
   return place_of(pieces, p.first + pieces.at_once * pieces.step, simd_group);
 }
 
-// Pieces in the turn that begins with tile `first`.
+// Tiles and pieces of the turn that begins with tile `first`.
+METAL_FUNC int tiles_of_turn(thread const Pieces& pieces, int first) {
+  return min(pieces.at_once, (pieces.tiles - first + pieces.step - 1) / pieces.step);
+}
 METAL_FUNC int pieces_in_turn(thread const Pieces& pieces, int first) {
-  return min(pieces.at_once, (pieces.tiles - first + pieces.step - 1) / pieces.step) * pieces.octets;
+  return tiles_of_turn(pieces, first) * pieces.octets;
 }
 
 // The sum of a column over the pieces of a tile, in their order: part[piece][row][16 columns].
@@ -77,7 +80,7 @@ template <typename S, int ROW, int SIMD_GROUPS, bool VECTORS, typename SP>
 METAL_FUNC void fetch_rows(threadgroup uint4* to, SP from, thread const Pieces& pieces, int first, int n_end,
                            int groups, ushort simd_group, ushort lane) {
   constexpr int EACH = 16 / int(sizeof(S));
-  const int columns = min(pieces.at_once, (pieces.tiles - first + pieces.step - 1) / pieces.step) * 16;
+  const int columns = tiles_of_turn(pieces, first) * 16;
 #pragma unroll 1
   for (int column = simd_group * 4 + lane / 8; column < columns; column += SIMD_GROUPS * 4) {
     const int n = min((first + column / 16 * pieces.step) * 16 + column % 16, n_end - 1);

@@ -260,9 +260,9 @@ METAL_FUNC void t5_mma(XP x, WP w, SP scales, BP bias, device O* y, threadgroup 
       threadgroup const uint4* piece = own + at * (SIMD_GROUPS * F::VECTORS);
       threadgroup const uint* words = (threadgroup const uint*)piece;
       at = at == DEPTH - 1 ? 0 : at + 1;
-      // Two groups' scales in a word.
       const int tile = item / octets, octet = item % octets;
       constexpr int PITCH = pitch_of(ROOM * F::SCALES);
+      // Two groups' scales in a word.
       threadgroup const uint* pairs =
           (threadgroup const uint*)(scales_here + ((tile * 16 + r) * PITCH + octet * F::SCALES));
       threadgroup const uint4* four = fours + octet * (F::SLOTS * 3);
