@@ -32,7 +32,7 @@ def cache(compile_cache: Path) -> Iterator[None]:
     """Puts the run's cache back."""
     yield
     lab.use_cache(compile_cache)
-    module.load.cache_clear()
+    module.forget()
 
 
 def with_runtime(folder: Path) -> Path:
@@ -82,7 +82,7 @@ def test_a_function_without_a_body() -> None:
 def test_a_folder_that_cannot_be_written(cache: None, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     lab.use_cache(tmp_path / "file" / "lab")
-    module.load.cache_clear()
+    module.forget()
     with pytest.raises(lab.LabError, match=r"cannot be kept in .*file/lab: Not a directory; set MLX_ACCEL_CACHE"):
         launch(ONE)
 
@@ -90,13 +90,13 @@ def test_a_folder_that_cannot_be_written(cache: None, tmp_path: Path) -> None:
 def test_a_damaged_file_is_made_again(cache: None, tmp_path: Path) -> None:
     whole, broken = with_runtime(tmp_path / "whole"), with_runtime(tmp_path / "damaged")
     lab.use_cache(whole)
-    module.load.cache_clear()
+    module.forget()
     launch(ONE).check()
     (built,) = whole.glob("kernel-*.so")
     damaged = broken / built.name
     damaged.write_bytes(b"x")
     lab.use_cache(broken)
-    module.load.cache_clear()
+    module.forget()
     launch(ONE).check()
     assert damaged.stat().st_size > 1000
 

@@ -26,7 +26,11 @@ class _Input:
 
 @dataclass(frozen=True)
 class MetalKernel:
-    """A kernel to be called as the object that mx.fast.metal_kernel returns; made by :func:`metal_kernel`."""
+    """A kernel to be called as the object that mx.fast.metal_kernel returns; made by :func:`metal_kernel`.
+
+    files
+        Name and text of the files that line directives in source and header name, for messages.
+    """
 
     name: str
     input_names: tuple[str, ...]
@@ -35,6 +39,7 @@ class MetalKernel:
     header: str
     ensure_row_contiguous: bool
     atomic_outputs: bool
+    files: tuple[tuple[str, str], ...] = ()
 
     def __call__(
         self,
@@ -107,7 +112,7 @@ class MetalKernel:
         head, body = f"{self.name}.header.metal", f"{self.name}.metal"
         whole = f'#line 1 "{head}"\n{text.header}\n#line 1 "{self.name}.signature"\n{text.before}'
         whole += f'#line 1 "{body}"\n{self.source}\n#line 1 "{self.name}.signature"\n{text.after}'
-        return whole, ((head, self.header), (body, self.source))
+        return whole, ((head, self.header), (body, self.source), *self.files)
 
     def _load(self, text: Generated) -> module.Module:
         whole, texts = self.whole_text(text)

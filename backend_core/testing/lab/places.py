@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+
+from . import compiler
 
 
 @dataclass(frozen=True)
@@ -27,9 +30,9 @@ def _chain(library: Path, offset: int) -> tuple[Place, ...]:
     done = subprocess.run(command, capture_output=True, text=True)
     places = []
     for line in done.stdout.splitlines():
-        file, _, number = line.split(" ")[0].rpartition(":")
-        if number.isdigit() and file and file != "??":
-            places.append(Place(file, int(number)))
+        match = re.match(r"(.+):(\d+)(?: \(discriminator \d+\))?$", line)
+        if match and match.group(1) != "??":
+            places.append(Place(match.group(1).removeprefix(compiler.TEXT_FOLDER), int(match.group(2))))
     return tuple(places)
 
 
@@ -43,27 +46,12 @@ def chain(library: Path, offset: int, callers: tuple[int, ...] = ()) -> tuple[Pl
 
 
 def in_kernel(places: tuple[Place, ...], texts: dict[str, str]) -> Place | None:
-    """The innermost of these places that lies in the kernel's own text, not in the lab's library.
+    """The innermost of these places that lies in the kernel's own text, not in what the lab put around it.
 
     Texts are known by name; a place in an included file is known by its path.
     """
     for place in places:
-        # The debugger's path of "x.metal" is "<folder of the build>/x.metal".
-        for name in texts:
-            if place.file == name or place.file.endswith("/" + name):
-                return Place(name, place.line)
-        if place.file.endswith((".metal", ".h")) and "/include/lab/" not in place.file:
+        around = place.file == "lab" or place.file.endswith(".signature") or place.file.startswith("<")
+        if place.file in texts or not (around or place.file.startswith(compiler.OWN_FOLDER)):
             return place
     return None
-
-
-def source_line(place: Place, texts: dict[str, str]) -> str:
-    """The text of that line, ``""`` if it is not there."""
-    text = texts.get(place.file)
-    if text is None:
-        try:
-            text = Path(place.file).read_text(errors="replace")
-        except OSError:
-            return ""
-    lines = text.splitlines()
-    return lines[place.line - 1] if 0 < place.line <= len(lines) else ""
