@@ -74,6 +74,64 @@ def test_a_bracket_that_is_never_closed() -> None:
         lab.run_msl(text, "f", {0: np.zeros(1, np.float32)}, (1, 1, 1), (1, 1, 1))
 
 
+@pytest.mark.parametrize(
+    ("body", "header", "place", "line"),
+    [
+        ("o[0] = 1;\n}\n", "", "typo.metal:2: error: the bracket '}' closes nothing", "}"),
+        ("if (a[0] > 0) {\n  o[0] = 1;\n", "", "typo.metal:1: error: the bracket '{' is never closed", "if (a[0]"),
+        ("\no[0] = max(a[0], 1.0f;\n", "", "typo.metal:2: error: the bracket '(' is never closed", "o[0] = max(a"),
+        (ONE, "void g() {\n", "typo.header.metal:1: error: the bracket '{' is never closed", "void g() {"),
+        (ONE, "void g() {\n}}\n", "typo.header.metal:2: error: the bracket '}' closes nothing", "}}"),
+    ],
+)
+def test_a_bracket_too_many_or_too_few_in_a_body(body: str, header: str, place: str, line: str) -> None:
+    with pytest.raises(lab.LabError) as e:
+        launch(body, header)
+    lines = str(e.value).splitlines()
+    assert lines[1] == place and line in lines[2] and len(lines) == 3
+    kernel = lab.metal_kernel("typo", ["a"], ["o"], body, header)
+    try:
+        found = lab.check_types(kernel, inputs=[np.zeros(8, np.float32)], output_dtypes=[lab.float32])
+    except lab.CompilerMissing:
+        return
+    assert [str(f).splitlines()[0] for f in found] == [f"{place.replace('error: ', '')} (as given)"]
+
+
+def test_brackets_that_only_look_unpaired() -> None:
+    header = "#if 0\n} (\n#endif\n#define BEGIN if (i > 1) {\n#define END }\n// {\n/* ( */\n"
+    body = """
+        uint i = thread_position_in_grid.x;
+        BEGIN o[i] = 1'000; END else { o[i] = '{' + "]"[0] + (1'000); }  // }
+    """
+    assert launch(body, header).check().outputs[0].tolist() == [123 + 93 + 1000] * 2 + [1000] * 6
+
+
+def test_a_file_that_is_included_may_change(tmp_path: Path) -> None:
+    (tmp_path / "m.metal").write_text('#include "gain.h"\nkernel void f(device float* o) { o[0] = GAIN; }\n')
+
+    def value(gain: str) -> float:
+        (tmp_path / "gain.h").write_text(f"#define GAIN {gain}\n")
+        zero = np.zeros(1, np.float32)
+        result = lab.run_msl(tmp_path / "m.metal", "f", {0: zero}, (1, 1, 1), (1, 1, 1), outputs=[0])
+        return float(result.check().outputs[0][0])
+
+    assert [value("1"), value("2"), value("1")] == [1, 2, 1]
+    with pytest.raises(lab.LabError, match=r"m\.metal:2: error: .*'unknown'"):
+        value("unknown")
+
+
+def test_text_that_includes_nothing_is_preprocessed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    work = compiler._run
+    monkeypatch.setattr(compiler, "_run", lambda *a, **k: calls.append(a) or work(*a, **k))
+    body = f"#define ONE_OF_MANY\n{ONE}"
+    for header in ("", "#include <metal_stdlib>\n", "  # include <metal_math>  // what it needs\n"):
+        launch(body, header)
+        calls.clear()
+        launch(body, header)
+        assert not calls
+
+
 def test_a_function_without_a_body() -> None:
     with pytest.raises(lab.LabError, match=r"declared but has no body: elsewhere\(int\)"):
         launch("o[0] = elsewhere(1);", header="float elsewhere(int);\n")

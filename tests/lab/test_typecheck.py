@@ -257,3 +257,15 @@ def test_arrays_keep_the_address_space_of_their_elements() -> None:
     assert lab.check_msl(text) == ()
     assert [f.line for f in lab.check_msl(text.replace("put(&a[1])", "put(&o[i][1])"))] == [7]
     assert [f.line for f in lab.check_msl(text.replace("put(&a[1])", "c[0] = 1"))] == [7]
+
+
+def test_the_type_of_a_variable_as_that_of_a_field() -> None:
+    header = """
+    template <typename P> struct Parts { P from; };
+    template <typename P> P same(P p) { decltype(p) q = p; return q; }
+    """
+    source = "Parts<decltype(a)> parts; decltype(parts) copy; copy.from = parts.from = a; o[0] = same(copy).from[0];"
+    call = {"inputs": [np.zeros(64, np.float32)], "output_dtypes": [lab.float32]}
+    assert lab.check_types(lab.metal_kernel("k", ["a"], ["o"], source, header), **call) == ()
+    found = lab.check_types(lab.metal_kernel("k", ["a"], ["o"], source.replace("from = a", "from = o"), header), **call)
+    assert [f.variant for f in found] == ["'a' in constant"] and "address space" in found[0].message

@@ -68,4 +68,3 @@ def unpaired(preprocessed: str) -> Unpaired | None:
             else:
                 return Unpaired(f"the bracket {bracket!r} closes nothing", file, base + line)
     return opened[0].never_closed() if opened else None
-

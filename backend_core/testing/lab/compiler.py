@@ -144,9 +144,7 @@ def _key(*parts: object) -> str:
     return digest.hexdigest()[:24]
 
 
-def _run(
-    command: list[str], stdin: str | None = None, folder: str | None = None
-) -> subprocess.CompletedProcess[str]:
+def _run(command: list[str], stdin: str | None = None, folder: str | None = None) -> subprocess.CompletedProcess[str]:
     environment = dict(os.environ, LC_ALL="C")
     return subprocess.run(command, input=stdin, capture_output=True, text=True, env=environment, cwd=folder)
 
