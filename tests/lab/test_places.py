@@ -41,10 +41,9 @@ def test_a_fault_in_a_file_that_is_included(tmp_path: Path, name: str) -> None:
     include.write_text(include.read_text().replace("i + 1", "i + by"))
     with pytest.raises(lab.LabError) as e:
         run(file)
-    assert str(e.value).splitlines()[1:3] == [
-        f"{include}:3: error: 'by' was not declared in this scope",
-        "    3 |   return a[i + by];",
-    ]
+    lines = str(e.value).splitlines()
+    assert lines[1].startswith(f"{include}:3: error: ") and "'by'" in lines[1]
+    assert lines[2] == "    3 |   return a[i + by];"
 
 
 def test_a_file_in_a_folder_with_a_space_in_its_name(tmp_path: Path) -> None:
@@ -106,8 +105,9 @@ def test_a_kernel_file_of_one_source(tmp_path: Path, name: str) -> None:
     file.write_text(KERNEL.replace("i + 1", "i + by"))
     with pytest.raises(lab.LabError) as e:
         launched()
-    assert str(e.value).splitlines()[1] == f"{name}.metal:2: error: 'by' was not declared in this scope"
-    assert str(e.value).splitlines()[2] == "    2 |   return p[i + by];"
+    lines = str(e.value).splitlines()
+    assert lines[1].startswith(f"{name}.metal:2: error: ") and "'by'" in lines[1]
+    assert lines[2] == "    2 |   return p[i + by];"
     file.write_text(KERNEL.replace("uint i =", "\nuint i =").replace("i + 1", "i") + "if (two > 1) {\n")
     with pytest.raises(lab.LabError, match=rf"{name}.metal:10: error: the bracket '{{' is never closed\n +10 \| if"):
         launched()
