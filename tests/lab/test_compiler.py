@@ -106,6 +106,18 @@ def test_brackets_that_only_look_unpaired() -> None:
     assert launch(body, header).check().outputs[0].tolist() == [123 + 93 + 1000] * 2 + [1000] * 6
 
 
+def test_a_body_may_end_the_function_and_begin_another() -> None:
+    launch(f"{ONE}\n}}\nvoid unused(uint i) {{\ni += 1;").check()
+
+
+@pytest.mark.parametrize("name", ["two words", "a=b"])
+def test_lines_whatever_the_name_of_the_cache(cache: None, tmp_path: Path, name: str) -> None:
+    lab.use_cache(with_runtime(tmp_path / name))
+    module.forget()
+    (fault,) = launch("\no[thread_position_in_grid.x] = a[thread_position_in_grid.x + 1];").report.faults
+    assert (fault.file, fault.line, "a[" in fault.source) == ("typo.metal", 2, True)
+
+
 def test_a_file_that_is_included_may_change(tmp_path: Path) -> None:
     (tmp_path / "m.metal").write_text('#include "gain.h"\nkernel void f(device float* o) { o[0] = GAIN; }\n')
 

@@ -44,15 +44,20 @@ class _Open(NamedTuple):
 def unpaired(preprocessed: str) -> Unpaired | None:
     """The first bracket without a partner in preprocessed text, None if there is none.
 
-    What stands before a signature, and what stands between its parts, pairs by itself.
+    What stands before a signature, and what stands between its parts, pairs by itself, unless the whole text does: a
+    body may end the function and begin another.
     """
+    return _scan(preprocessed, whole=True) and _scan(preprocessed, whole=False)
+
+
+def _scan(preprocessed: str, whole: bool) -> Unpaired | None:
     opened: list[_Open] = []
     file, base, own = "", 1, 0  # own: how many brackets were open where this part began
     line, scanned = 0, 0
     for match in _PART.finditer(preprocessed):
         line, scanned = line + preprocessed.count("\n", scanned, match.start()), match.start()
         if match["file"] is not None:
-            if file.endswith(SIGNATURE) != match["file"].endswith(SIGNATURE):
+            if not whole and file.endswith(SIGNATURE) != match["file"].endswith(SIGNATURE):
                 if not file.endswith(SIGNATURE) and len(opened) > own:
                     return opened[own].never_closed()
                 own = 0 if match["file"].endswith(SIGNATURE) else len(opened)

@@ -252,7 +252,9 @@ def build(text: str, texts: dict[str, str]) -> Path:
         source.write_text(text)
         object_file = Path(scratch) / "kernel.o"
         (Path(scratch) / OWN_FOLDER.rstrip("/")).symlink_to(lab_files() / "include")
-        command = [*compiler.command, *flags, f"-fdebug-prefix-map={scratch}={TEXT_FOLDER.rstrip('/')}"]
+        command = [*compiler.command, *flags]
+        if "=" not in scratch:
+            command.append(f"-fdebug-prefix-map={scratch}={TEXT_FOLDER.rstrip('/')}")
         command += [f"-I{OWN_FOLDER.rstrip('/')}", "-c", str(source), "-o", str(object_file)]
         done = _run(command, folder=scratch)
         if done.returncode:

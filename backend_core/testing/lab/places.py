@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import compiler
+from .brackets import SIGNATURE
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,14 @@ def in_kernel(places: tuple[Place, ...], texts: dict[str, str]) -> Place | None:
     Texts are known by name; a place in an included file is known by its path.
     """
     for place in places:
-        around = place.file == "lab" or place.file.endswith(".signature") or place.file.startswith("<")
-        if place.file in texts or not (around or place.file.startswith(compiler.OWN_FOLDER)):
+        if place.file in texts:
             return place
+        file = f"/{place.file}"
+        if file.endswith(("/lab", SIGNATURE)) or file.startswith("/<") or f"/{compiler.OWN_FOLDER}" in file:
+            continue
+        # Where the compiler could not leave out the folder that it worked in, which is gone.
+        known = [name for name in texts if file.endswith(f"/{name}")]
+        if known and not Path(place.file).exists():
+            return Place(max(known, key=len), place.line)
+        return place
     return None
