@@ -23,10 +23,12 @@ from helpers import distribution, python
 
 from backend_core import Policy, accelerate, cpu_kernel, like, native, restore
 from backend_core.__main__ import sdk_dir
+from backend_core.testing.lab import report_command
+from backend_core.testing.lab_device import lab_device, select
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
-TEN, C = EXAMPLES / "ten_line_plugin", EXAMPLES / "c_kernel_plugin"
+TEN, C, GPU = (EXAMPLES / name for name in ("ten_line_plugin", "c_kernel_plugin", "gpu_kernel_plugin"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 CC = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 
@@ -46,7 +48,8 @@ def shown() -> list[tuple[str, str]]:
 def test_the_documentation_shows_the_very_files() -> None:
     for file, block in shown():
         assert (ROOT / file).read_text(encoding="utf-8") == block, f"{file} is shown differently"
-    files = {p for folder in (TEN, C) for s in ("*.py", "*.c", "*.toml", "*.txt") for p in folder.rglob(s)}
+    suffixes = ("*.py", "*.c", "*.metal", "*.toml", "*.txt")
+    files = {p for folder in (TEN, C, GPU) for s in suffixes for p in folder.rglob(s)}
     files = {p for p in files if not {"build", "dist"} & set(p.relative_to(EXAMPLES).parts)}
     assert {str(p.relative_to(ROOT)) for p in files} == {file for file, _ in shown()}
 
@@ -219,3 +222,45 @@ class TestC:
         assert done.returncode == 0, done.stderr
         [line] = [line for line in done.stdout.splitlines() if "bf16_linear" in line]
         assert "bf16_linear (cpu)" in line and "ready" in line
+
+
+# A GPU kernel
+
+
+@pytest.fixture
+def gpu_plugin(lab_compiler: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    monkeypatch.syspath_prepend(str(GPU / "src"))
+    yield importlib.import_module("dense_gpu")
+    for name in ("dense_gpu", "dense_gpu.kernel"):
+        sys.modules.pop(name, None)
+
+
+def test_the_gpu_kernel_s_report_is_the_one_that_is_shown(gpu_plugin: ModuleType) -> None:
+    [shown] = re.findall(r"of the first case:\n\n```\n(.*?)\n```$", (ROOT / "docs/simt.md").read_text(), re.M | re.S)
+    case = next(iter(gpu_plugin.cases()))
+    printed = "\n".join(report_command.lines([report_command.run(gpu_plugin.DENSE_QMV, case)]))
+    printed = re.sub(r"\n  not checked: types: .*", "", printed)  # without a clang
+    assert re.sub(r"[\d.]+ s$", "", printed) == re.sub(r"[\d.]+ s$", "", shown)
+
+
+@pytest.mark.parametrize("device", ["metal", "cuda"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_gpu_kernel_wins_where_times_do_not_count(gpu_plugin: ModuleType, device: str, dtype: str) -> None:
+    mx.random.seed(1)
+    model = nn.Sequential(nn.Linear(264, 7, bias=False), nn.Linear(7, 16))
+    model.set_dtype(getattr(mx, dtype))
+    weight = model.layers[0].weight.astype(mx.float32)
+    with lab_device(device) as gpu:
+        report = select(model, gpu_plugin, "dense_gpu")
+        assert report.decision("layers.0").chosen == f"dense_gpu/dense_{device}"
+        assert report.decision("layers.1").chosen == "stock"  # k is no multiple of 8
+        for rows, step in ((1, 1), (3, 4), (16, 16)):
+            x = mx.random.normal((rows, 264)).astype(getattr(mx, dtype))
+            gpu.calls.clear()
+            y = model.layers[0](x)
+            assert [call.rows for call in gpu.calls] == [step]
+            want = x.astype(mx.float32) @ weight.T
+            assert mx.abs(y - want).max().item() < 2.0**-7 * mx.abs(want).max().item()
+        gpu.calls.clear()
+        model.layers[0](mx.zeros((17, 264), getattr(mx, dtype)))
+        assert not gpu.calls and not gpu.failed

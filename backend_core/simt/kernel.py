@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -102,21 +103,21 @@ class SimtKernel:
 
     def metal(self) -> Any:
         """``mx.fast.metal_kernel`` of this kernel; calling it needs Metal, except while a function is exported."""
-        return _made(self, "metal")
+        return _made(self, "metal", self.text("metal"))
 
     def cuda(self) -> Any:
         """``mx.fast.cuda_kernel`` of this kernel. Raises RuntimeError where mlx has no CUDA."""
-        return _made(self, "cuda")
+        return _made(self, "cuda", self.text("cuda"))
 
     def lab(self) -> Any:
         """The kernel in the lab: the Metal text, run on the host over numpy arrays."""
-        return _made(self, "lab")
+        return _made(self, "lab", self.text("metal"))
 
     def on(self, device: str) -> Any:
         """``metal()`` or ``cuda()``. Raises ValueError for another device."""
         if device not in ("metal", "cuda"):
             raise ValueError(f"kernel {self.name!r} does not run on {device!r}")
-        return _made(self, device)
+        return _made(self, device, self.text(device))
 
     def bind(self, device: str, launch: Launch, fixed: Sequence[Any] = ()) -> Callable[..., Any]:
         """One launch on ``"metal"`` or ``"cuda"``: ``f(inputs=, output_shapes=, output_dtypes=)`` -> outputs.
@@ -171,8 +172,7 @@ def constants(template: Sequence[tuple[str, str | int | bool]]) -> str:
 
 
 @functools.cache
-def _made(kernel: SimtKernel, target: str) -> Any:
-    text = kernel.text("cuda" if target == "cuda" else "metal")
+def _made(kernel: SimtKernel, target: str, text: KernelText) -> Any:
     options: dict[str, Any] = {
         "name": kernel.name, "input_names": list(kernel.inputs), "output_names": list(kernel.outputs),
         "source": text.source, "header": text.header,
@@ -180,7 +180,7 @@ def _made(kernel: SimtKernel, target: str) -> Any:
     if target == "lab":
         from backend_core.testing import lab
 
-        return lab.metal_kernel(**options)
+        return dataclasses.replace(lab.metal_kernel(**options), files=text.files)
     import mlx.core as mx
 
     return mx.fast.metal_kernel(**options) if target == "metal" else mx.fast.cuda_kernel(**options)

@@ -43,39 +43,56 @@ _POSITIONS = {
 
 @dataclass(frozen=True)
 class KernelText:
-    """What `metal_kernel` and `cuda_kernel` take: functions (`header`) and the kernel's body (`source`)."""
+    """What `metal_kernel` and `cuda_kernel` take: functions (`header`) and the kernel's body (`source`).
+
+    files
+        Name and text of the files that ``#line`` names in them.
+    """
 
     header: str
     source: str
+    files: tuple[tuple[str, str], ...] = ()
 
 
-@functools.cache
 def text_of(path: Any, kernel: str, target: str) -> KernelText:
-    """Kernel `kernel` of the file at `path` for ``"metal"`` (also the lab) or ``"cuda"``.
+    """Kernel `kernel` of the file at `path`, as it is now, for ``"metal"`` (also the lab) or ``"cuda"``.
 
     Raises FileNotFoundError, and ValueError naming the file if it has no such kernel or includes one that is not there.
     """
-    whole = path.read_text(encoding="utf-8")
+    return _text_of(tuple(_files(path, {path.name})), kernel, target)
+
+
+@functools.lru_cache(maxsize=512)
+def _text_of(files: tuple[tuple[str, str], ...], kernel: str, target: str) -> KernelText:
+    """files: names and texts; the last has the kernel."""
+    name, whole = files[-1]
     marks = list(_KERNEL.finditer(whole))
     names = [m.group(1) for m in marks]
     if kernel not in names:
-        raise ValueError(f"{path.name} has no kernel {kernel!r}; it has {', '.join(names) or 'none'}")
+        raise ValueError(f"{name} has no kernel {kernel!r}; it has {', '.join(names) or 'none'}")
     i = names.index(kernel)
     end = marks[i + 1].start() if i + 1 < len(marks) else len(whole)
-    functions = _functions(path, whole[: marks[0].start()], {path.name})
+    functions = "".join(_with_lines(_INCLUDE.sub("\n", _functions(text)), 1, file) for file, text in files)
     first_line = whole.count("\n", 0, marks[i].end()) + 2
-    body = _with_lines(whole[marks[i].end() + 1 : end], first_line, path.name)
+    body = _with_lines(whole[marks[i].end() + 1 : end], first_line, name)
     prelude = _prelude(target, functions + body)
     if target == "cuda":
         functions, body = _for_cuda(functions), _for_cuda(body)
         body = "".join(f"{text.format(name)}\n" for name, text in _POSITIONS.items() if name in body) + body
-    return KernelText(prelude + functions, body)
+    return KernelText(prelude + functions, body, files)
 
 
-def _functions(path: Any, text: str, taken: set[str]) -> str:
-    """The plain text of a file's functions, with those of the files that it includes before them."""
-    included = ""
-    for match in _INCLUDE.finditer(text):
+def _functions(whole: str) -> str:
+    """A file's text before its first kernel."""
+    first = _KERNEL.search(whole)
+    return whole if first is None else whole[: first.start()]
+
+
+def _files(path: Any, taken: set[str]) -> list[tuple[str, str]]:
+    """Names and texts of the files whose functions a file takes, itself last."""
+    whole = path.read_text(encoding="utf-8")
+    found: list[tuple[str, str]] = []
+    for match in _INCLUDE.finditer(_functions(whole)):
         name = match.group(1)
         if name in taken:
             continue
@@ -83,10 +100,8 @@ def _functions(path: Any, text: str, taken: set[str]) -> str:
         other = next((p for p in (path.parent / name, preludes() / name) if p.is_file()), None)
         if other is None:
             raise ValueError(f"{path.name} includes {name!r}, which is neither beside it nor beside the preludes")
-        whole = other.read_text(encoding="utf-8")
-        first = _KERNEL.search(whole)
-        included += _functions(other, whole if first is None else whole[: first.start()], taken)
-    return included + _with_lines(_INCLUDE.sub("\n", text), 1, path.name)
+        found += _files(other, taken)
+    return [*found, (path.name, whole)]
 
 
 def plain(text: str) -> str:

@@ -54,7 +54,7 @@ class LabDevice:
     generations
         By name, what :func:`backend_core.simt.families.generation` says; may be changed too.
     header
-        Text that is put before every kernel's functions, to break them.
+        Text that is put between every kernel's functions and its body, to break it.
     calls
         Every launch, in order.
     failed
@@ -89,7 +89,9 @@ class LabDevice:
 
         made = kernel.lab()
         if self.header:
-            made = dataclasses.replace(made, header=made.header + self.header)
+            # Errors in it are its own, not those of a line of the kernel's file.
+            header = f'{made.header}\n#line 1 "lab_device.header"\n{self.header}\n'
+            made = dataclasses.replace(made, header=header, files=(*made.files, ("lab_device.header", self.header)))
         self.calls.append(Call(kernel.name, launch))
         try:
             result = made(

@@ -177,3 +177,23 @@ kernel void of_three(device const float* a, device float* o, uint i [[thread_pos
     o[i + 256] = madhi(0x40000000u, uint(int(x) + 64), 3u) + madsat(0x40000000, 4, int(x)) % 1000;
     o[i + 320] = tanpi(x / 300) + float(M_PI_H) + precise::divide(x, 3.0f) + fast::divide(x, 3.0f);
 }
+kernel void quads(device const uint* a, device uint* o, uint i [[thread_position_in_grid]]) {
+    uint x = a[i];
+    quad_vote odd = quad_ballot(x & 1);
+    o[i] = (quad_vote::vote_t)odd | odd.all() << 8 | odd.any() << 9 | quad_active_threads_mask().all() << 10;
+    o[i + 64] = quad_prefix_inclusive_sum(x);
+    o[i + 128] = quad_prefix_exclusive_sum(x);
+    o[i + 192] = quad_prefix_inclusive_product(x);
+    o[i + 256] = quad_prefix_exclusive_product(x);
+    o[i + 320] = quad_shuffle_rotate_down(x, 3);
+    o[i + 384] = quad_shuffle_rotate_up(x, 1);
+    o[i + 448] = quad_shuffle_and_fill_down(x, x + 100, 3);
+    o[i + 512] = quad_shuffle_and_fill_up(x, x + 100, 1);
+    o[i + 576] = quad_shuffle_and_fill_down(x, x + 100, 1, 2);
+    o[i + 640] = quad_shuffle_and_fill_up(x, x + 100, 1, 2);
+}
+kernel void quads_apart(device const uint* a, device uint* o, uint i [[thread_position_in_grid]]) {
+    uint q = 0;
+    if (i & 4) q = (uint)(quad_vote::vote_t)quad_ballot(a[i] & 1) + 16 * quad_prefix_inclusive_sum(1u);
+    o[i] = q + 256 * quad_shuffle_and_fill_down(i, 99u, 2);
+}

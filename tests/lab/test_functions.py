@@ -254,3 +254,33 @@ def test_functions_of_three_and_constants() -> None:
     assert (o[4] == (2**30 * (n + 64) >> 32) + 3 + np.minimum(2**32 + n, 2**31 - 1) % 1000).all()
     x = a.astype(np.float64)
     np.testing.assert_allclose(o[5], np.tan(np.pi * x / 300) + 3.140625 + 2 * x / 3, rtol=1e-5, atol=1e-5)
+
+
+def test_quads() -> None:
+    a = RNG.integers(0, 30, 64, dtype=np.uint32)
+    a[:4], a[4:8] = (1, 3, 5, 7), (0, 2, 4, 6)
+    o = run("quads", a, np.zeros(64 * 11, np.uint32), outputs=[1])[0].reshape(-1, 16, 4)
+    x = a.reshape(16, 4)
+    odd = x & 1
+    votes = (
+        (odd << np.arange(4)).sum(1, keepdims=True) | odd.all(1, keepdims=True) << 8 | odd.any(1, keepdims=True) << 9
+    )
+    assert (o[0] == (votes | 1 << 10)).all()
+    assert (o[1] == x.cumsum(1)).all() and (o[2] == x.cumsum(1) - x).all()
+    before = np.concatenate([np.ones((16, 1), np.uint32), x[:, :3]], axis=1)
+    assert (o[3] == x.cumprod(1)).all() and (o[4] == before.cumprod(1)).all()
+    assert (o[5] == np.roll(x, -3, 1)).all() and (o[6] == np.roll(x, 1, 1)).all()
+    assert (o[7] == np.concatenate([x[:, 3:], x[:, :3] + 100], 1)).all()
+    assert (o[8] == np.concatenate([x[:, 3:] + 100, x[:, :3]], 1)).all()
+    pairs = x.reshape(32, 2)
+    assert (o[9].reshape(32, 2) == np.stack([pairs[:, 1], pairs[:, 0] + 100], 1)).all()
+    assert (o[10].reshape(32, 2) == np.stack([pairs[:, 1] + 100, pairs[:, 0]], 1)).all()
+
+
+def test_quads_that_go_their_own_way() -> None:
+    a = RNG.integers(0, 30, 64, dtype=np.uint32)
+    o = run("quads_apart", a, np.zeros(64, np.uint32), outputs=[1])[0].reshape(16, 4)
+    votes = ((a.reshape(16, 4) & 1) << np.arange(4)).sum(1, keepdims=True)
+    lane = np.arange(64).reshape(16, 4)
+    taken = np.where(lane % 4 < 2, lane + 2, 99)
+    assert (o == np.where(lane & 4, votes + 16 * (lane % 4 + 1), 0) + 256 * taken).all()

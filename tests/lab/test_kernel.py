@@ -347,6 +347,36 @@ def test_a_contract_is_checked_before_launch() -> None:
 
 
 @pytest.mark.parametrize(
+    ("contract", "message"),
+    [
+        ({"o": (4,)}, r"do not fit .*\no: \(8,\) float32, the contract wants \(4,\) float32"),
+        ({"o": ((8,), lab.float16)}, r"o: \(8,\) float32, the contract wants \(8,\) float16"),
+        ({"b": (8,)}, r"names 'b', which is no input or output; there are \['a', 'o'\]"),
+        ({"a": 8}, r"copy: the contract of 'a' is a shape or \(shape, dtype\), not 8"),
+        ({"a": (8, lab.float32)}, r"the contract of 'a' is a shape or"),
+        ({"a": ((8,), "no dtype")}, r"the contract of 'a' is a shape or"),
+    ],
+)
+def test_contracts_of_outputs_and_bad_contracts(contract: dict[str, Any], message: str) -> None:
+    call: dict[str, Any] = {
+        "inputs": [np.zeros(8, np.float32)], "grid": (8, 1, 1), "threadgroup": (8, 1, 1), "output_shapes": [(8,)],
+        "output_dtypes": [lab.float32],
+    }  # fmt: skip
+    kernel = lab.metal_kernel("copy", ["a"], ["o"], "o[thread_position_in_grid.x] = a[thread_position_in_grid.x];")
+    with pytest.raises(lab.LabError, match=message):
+        kernel(contract=contract, **call)
+    kernel(contract={"a": [8], "o": ((np.int64(8),), "float32")}, **call).check()
+
+
+def test_outputs_that_are_not_bound_are_refused() -> None:
+    text = "kernel void f(device float* o, device float* p [[buffer(3)]]) { o[0] = p[0] = 1; }"
+    one = np.zeros(1, np.float32)
+    with pytest.raises(lab.LabError, match=r"outputs names \[\[buffer\(5\)\]\], which is not bound; \[0, 3\] are"):
+        lab.run_msl(text, "f", {0: one, 3: one}, (1, 1, 1), (1, 1, 1), outputs=[0, 5])
+    lab.run_msl(text, "f", {0: one, 3: one}, (1, 1, 1), (1, 1, 1), outputs=[0, 3]).check()
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"inputs": []}, "takes 1 inputs"),

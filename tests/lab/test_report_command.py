@@ -88,6 +88,14 @@ def test_what_breaks_it(plugin, capsys, text, over, given, said) -> None:
     assert any(said in line for line in wrong), wrong
 
 
+def test_nothing_is_said_of_the_result_of_a_kernel_that_never_ran(plugin, capsys) -> None:
+    plugin(GOOD.replace("x[i] +", "missing +"), case())
+    assert main(["report", "toy"]) == 1
+    text = capsys.readouterr().out
+    assert text.startswith("toy: 32 values\n  WRONG: the kernel does not compile:") and "races" not in text
+    assert text.splitlines()[-1].startswith("1 kernels, 1 cases, 1 wrong")
+
+
 def test_races_are_counted(plugin, capsys) -> None:
     plugin(GOOD.replace("threadgroup_barrier(mem_flags::mem_threadgroup);", ""), case())
     assert main(["report", "toy", "--json"]) == 1

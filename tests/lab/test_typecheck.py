@@ -78,6 +78,12 @@ FAULTS = {
     "vector of half as float": (
         "kernel void f(device half4* h, device float4* o) { float4 v = h[0]; o[0] = v; }", 1, "half4"
     ),
+    "integer functions of floats": (
+        "kernel void f(device float4* o) {\n  o[0] = rotate(o[0], o[1]);\n}", 2, "no matching function",
+    ),
+    "functions of two kinds of vectors": (
+        "kernel void f(device half4* h, device float4* o) {\n  o[0] = max(o[0], h[0]);\n}", 2, "no matching function",
+    ),
     "too few parts": ("kernel void f(device float4* o) {\n  o[0] = float4(o[0].xy, 1.0f);\n}", 2, "float4"),
 }  # fmt: skip
 
@@ -103,6 +109,20 @@ NEAR_MISSES = {
         "  o[0] = fma(v, float4(2.0f), vec<float, 4>(v.xy, v.zw)); }"
     ),
     "bfloat": "kernel void f(device bfloat* b, device float* o) { o[0] = b[0] * 2.0f; b[1] = bfloat(o[0]) + 1.0bf; }",
+    "functions of vectors": (
+        "kernel void f(device packed_float3* p, device float3* o, device int4* n, device half2* h) {\n"
+        "  float3 v = p[0], t; int3 e; int k; half d; half2 g;\n"
+        "  o[0] = max(0.5f, v) + min(p[1], v) + pow(v, 2) + clamp(v, -1.0f, v + 1) + fma(v, 2, p[0]);\n"
+        "  o[1] = frexp(v, e) + modf(v, t) + sincos(v, t) + ldexp(v, e) + ldexp(v, 2) + float3(ilogb(v));\n"
+        "  o[5] = mix(v, t, 0.5f); h[0] = frexp(h[0].x, k) + modf(h[1], g) + modf(h[0].y, d) + max(g, 0.0h);\n"
+        "  o[2] = reflect(v, t) + refract(v, t, 0.5f) + faceforward(v, t, v) * distance_squared(v, t);\n"
+        "  o[3] = fast::normalize(v) * precise::distance(v, t) + fast::clamp(v, 0.0f, fast::min(v.x, 2.0f));\n"
+        "  if (any(isnan(v)) || all(isordered(v, t))) o[4] = select(v, 0.0f, v > 1);\n"
+        "  n[0] = rotate(n[0], 3) + mulhi(n[0], n[1]) + abs(n[0]) + median3(n[0], 1, 2) + mad24(n[0], n[1], 3);\n"
+        "  n[1] = insert_bits(extract_bits(n[0], 1, 2), n[1], 2, 3) + reverse_bits(n[0]) + int4(absdiff(n[0], n[1]));\n"
+        "  quad_vote q = quad_ballot(k > 1); k = quad_prefix_inclusive_sum(k) + quad_shuffle_and_fill_up(k, k, 1);\n"
+        "  if (q.all() || quad_active_threads_mask().any()) n[2] = (quad_vote::vote_t)q + abs(k) - 10; }"
+    ),
     "names of OpenCL": "kernel void f(device float* o, uint local) { uint global = local; o[global] = 1; }",
 }
 
@@ -257,3 +277,15 @@ def test_arrays_keep_the_address_space_of_their_elements() -> None:
     assert lab.check_msl(text) == ()
     assert [f.line for f in lab.check_msl(text.replace("put(&a[1])", "put(&o[i][1])"))] == [7]
     assert [f.line for f in lab.check_msl(text.replace("put(&a[1])", "c[0] = 1"))] == [7]
+
+
+def test_the_type_of_a_variable_as_that_of_a_field() -> None:
+    header = """
+    template <typename P> struct Parts { P from; };
+    template <typename P> P same(P p) { decltype(p) q = p; return q; }
+    """
+    source = "Parts<decltype(a)> parts; decltype(parts) copy; copy.from = parts.from = a; o[0] = same(copy).from[0];"
+    call = {"inputs": [np.zeros(64, np.float32)], "output_dtypes": [lab.float32]}
+    assert lab.check_types(lab.metal_kernel("k", ["a"], ["o"], source, header), **call) == ()
+    found = lab.check_types(lab.metal_kernel("k", ["a"], ["o"], source.replace("from = a", "from = o"), header), **call)
+    assert [f.variant for f in found] == ["'a' in constant"] and "address space" in found[0].message

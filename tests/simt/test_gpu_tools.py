@@ -81,4 +81,5 @@ def test_what_is_wrong_is_found(tools, tmp_path) -> None:
     text = (tmp_path / "found.md").read_text()
     assert "2 of 2 cases, 1 wrong" in text and "1 of 1 cases, 1 wrong" in text
     right, wrong, broken = json.loads((tmp_path / "found.json").read_text())["check"]
-    assert right["worst"] <= 1 and wrong["worst"] > 1 and "missing" in broken["error"]
+    assert right["worst"] <= 1 and wrong["worst"] > 1
+    assert "lab_device.header:1: error:" in broken["error"] and "missing" in broken["error"]

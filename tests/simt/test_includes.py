@@ -53,3 +53,15 @@ def test_a_file_that_is_nowhere_is_named(tmp_path) -> None:
     write(tmp_path, kernel_metal='#include "nothing.h"\n// --- kernel k ---\ny[0] = 1;\n')
     with pytest.raises(ValueError, match=r"kernel.metal includes 'nothing.h', which is neither beside it nor"):
         text_of(tmp_path / "kernel.metal", "k", "metal")
+
+
+def test_files_are_read_again_when_they_have_changed(tmp_path) -> None:
+    write(tmp_path, helpers_h=HELPERS, more_metal=MORE, kernel_metal=KERNEL)
+    before = text_of(tmp_path / "kernel.metal", "fours", "metal")
+    assert text_of(tmp_path / "kernel.metal", "fours", "metal") is before
+    assert before.files == (("more.metal", MORE), ("helpers.h", HELPERS), ("kernel.metal", KERNEL))
+    write(tmp_path, more_metal=MORE.replace("2", "3"))
+    header = text_of(tmp_path / "kernel.metal", "fours", "metal").header
+    assert header == before.header.replace("return 2", "return 3")
+    write(tmp_path, kernel_metal=KERNEL.replace("y[0]", "y[1]"))
+    assert text_of(tmp_path / "kernel.metal", "fours", "metal").source.endswith("y[1] = four();\n")

@@ -42,6 +42,10 @@ _KERNEL_FLAGS = [
 ]  # fmt: skip
 _RUNTIME_FLAGS = ["-std=c++20", "-O2", "-fPIC"]
 
+#: In places of compiled kernels, which are kept and so must not say in which folders they were made: what names begin
+#: with that are relative in the kernel's text, and names of the lab's own files.
+TEXT_FOLDER, OWN_FOLDER = "/lab-text/", "lab-own/"
+
 
 @dataclass(frozen=True)
 class Compiler:
@@ -70,6 +74,7 @@ def _probe(wanted: str | None) -> Compiler:
         path = shutil.which(first)
         if path is None:
             continue
+        path = os.path.abspath(path)
         done = subprocess.run([path, *options, "--version"], capture_output=True, text=True)
         if done.returncode == 0:
             return Compiler((path, *options), done.stdout.splitlines()[0], "clang" not in done.stdout)
@@ -139,14 +144,39 @@ def _key(*parts: object) -> str:
     return digest.hexdigest()[:24]
 
 
-def _run(command: list[str], stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+def _run(command: list[str], stdin: str | None = None, folder: str | None = None) -> subprocess.CompletedProcess[str]:
     environment = dict(os.environ, LC_ALL="C")
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, env=environment)
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, env=environment, cwd=folder)
 
 
 def preprocess(text: str, texts: dict[str, str], include_dirs: tuple[str, ...], defines: tuple[str, ...]) -> str:
-    """Runs the preprocessor over Metal text, with the macros a Metal compiler defines and none of the host's."""
-    compiler = find_compiler()
+    """Runs the preprocessor over Metal text, with the macros a Metal compiler defines and none of the host's.
+
+    Its output is remembered, but for text that includes other files than the lab's own: those may have changed.
+    """
+    work = _preprocess.__wrapped__ if _reads_files(text) else _preprocess
+    return work(find_compiler(), text, tuple(texts.items()), include_dirs, defines)
+
+
+def _reads_files(text: str) -> bool:
+    stubs = lab_files() / "stubs"
+    other = re.sub(
+        r"^[ \t]*#[ \t]*include[ \t]*<([\w/.]+)>",
+        lambda m: "" if (stubs / m.group(1)).is_file() else m.group(),
+        text,
+        flags=re.M,
+    )
+    return any(word in other for word in ("include", "import", "embed"))
+
+
+@functools.lru_cache(maxsize=512)
+def _preprocess(
+    compiler: Compiler,
+    text: str,
+    texts: tuple[tuple[str, str], ...],
+    include_dirs: tuple[str, ...],
+    defines: tuple[str, ...],
+) -> str:
     command = [
         *compiler.command, "-x", "c++", "-std=c++17", "-E", "-undef", "-nostdinc", "-D__METAL__=1",
         "-D__METAL_VERSION__=310", "-D__METAL_MACOS__=1", "-D__HAVE_BFLOAT__=1", *(f"-D{d}" for d in defines),
@@ -154,14 +184,26 @@ def preprocess(text: str, texts: dict[str, str], include_dirs: tuple[str, ...], 
     ]  # fmt: skip
     done = _run(command, text)
     if done.returncode:
-        raise LabError(describe_errors(done.stderr, texts))
+        raise LabError(describe_errors(done.stderr, dict(texts)))
     return done.stdout
 
 
-def _shown(file: str, number: int, message: str, texts: dict[str, str]) -> list[str]:
-    lines = texts.get(file, "").splitlines()
-    text = [f"    {number} | {lines[number - 1]}"] if 0 < number <= len(lines) else []
-    return [f"{file}:{number}: error: {message}", *text]
+def source_line(file: str, number: int, texts: dict[str, str]) -> str:
+    """The text of a line, numbered from 1, of one of these texts or of a file; ``""`` if it is not there."""
+    text = texts.get(file)
+    if text is None:
+        try:
+            text = Path(file).read_text(errors="replace")
+        except OSError:
+            return ""
+    lines = text.splitlines()
+    return lines[number - 1] if 0 < number <= len(lines) else ""
+
+
+def shown(file: str, number: int, message: str, texts: dict[str, str]) -> list[str]:
+    """An error at a line, and that line."""
+    line = source_line(file, number, texts)
+    return [f"{file}:{number}: error: {message}", *([f"    {number} | {line}"] if line else [])]
 
 
 def _make_folder() -> Path:
@@ -200,17 +242,21 @@ def build(text: str, texts: dict[str, str]) -> Path:
     compiler = find_compiler()
     flags = [*_KERNEL_FLAGS, *_cpu_flags(), *_own_flags(compiler)]
     folder = cache_folder()
-    target = folder / f"kernel-{_key(flags, text)}.so"
+    target = folder / f"kernel-{_key(flags, TEXT_FOLDER, OWN_FOLDER, text)}.so"
     if target.exists():
         return target
     _make_folder()
     runtime = _build_runtime()
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+    with tempfile.TemporaryDirectory(dir=folder.resolve()) as scratch:
         source, built = Path(scratch) / "kernel.cpp", Path(scratch) / "kernel.so"
         source.write_text(text)
         object_file = Path(scratch) / "kernel.o"
-        command = [*compiler.command, *flags, f"-I{lab_files() / 'include'}", "-c", str(source), "-o", str(object_file)]
-        done = _run(command)
+        (Path(scratch) / OWN_FOLDER.rstrip("/")).symlink_to(lab_files() / "include")
+        command = [*compiler.command, *flags]
+        if "=" not in scratch:
+            command.append(f"-fdebug-prefix-map={scratch}={TEXT_FOLDER.rstrip('/')}")
+        command += [f"-I{OWN_FOLDER.rstrip('/')}", "-c", str(source), "-o", str(object_file)]
+        done = _run(command, folder=scratch)
         if done.returncode:
             raise LabError(describe_errors(done.stderr, texts))
         link = ["-shared", "-Wl,-Bsymbolic", "-Wl,--no-undefined", str(object_file), str(runtime)]
@@ -240,21 +286,21 @@ def describe_errors(stderr: str, texts: dict[str, str]) -> str:
         if not match:
             continue
         file, number, rest = match.group(1), int(match.group(2)), match.group(4)
-        foreign = file == "lab" or file.startswith(own)
+        foreign = file == "lab" or file.startswith((own, OWN_FOLDER))
         error = re.match(r"(?:fatal )?error: (.*)", rest)
         if not error:
             if waiting and not foreign and rest.startswith("note:"):
-                own_text += _shown(file, number, waiting, texts)
+                own_text += shown(file, number, waiting, texts)
                 waiting = ""
             elif not foreign and "required from" in rest:
                 led = (file, number)
             continue
         if not foreign:
-            own_text += _shown(file, number, error.group(1), texts)
+            own_text += shown(file, number, error.group(1), texts)
         elif led:
-            own_text += _shown(*led, error.group(1), texts)
+            own_text += shown(*led, error.group(1), texts)
         else:
-            others += _shown(file, number, error.group(1), texts)
+            others += shown(file, number, error.group(1), texts)
             waiting = error.group(1)
         led = None
     out = (own_text or others)[:20]

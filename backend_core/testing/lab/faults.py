@@ -6,8 +6,9 @@ import signal
 from dataclasses import dataclass
 
 from . import launch_abi
+from .compiler import source_line
 from .module import Module
-from .places import Place, chain, in_kernel, source_line
+from .places import Place, chain, in_kernel
 from .report import Fault
 
 
@@ -62,7 +63,7 @@ def describe(raw: launch_abi.Fault, module: Module, names: Names) -> Fault | Non
         place = own or place
     buffer, where = _where(raw, names)
     message = _message(kind, raw, where, there)
-    text = source_line(place, module.texts) if place else ""
+    text = source_line(place.file, place.line, module.texts) if place else ""
     x, y, z = raw.thread
     lane = None if kind in ("timeout",) else (x, y, z)
     file, line = (place.file, place.line) if place else ("", 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,11 @@ class _Input:
 
 @dataclass(frozen=True)
 class MetalKernel:
-    """A kernel to be called as the object that mx.fast.metal_kernel returns; made by :func:`metal_kernel`."""
+    """A kernel to be called as the object that mx.fast.metal_kernel returns; made by :func:`metal_kernel`.
+
+    files
+        Name and text of the files that line directives in source and header name, for messages.
+    """
 
     name: str
     input_names: tuple[str, ...]
@@ -35,6 +40,7 @@ class MetalKernel:
     header: str
     ensure_row_contiguous: bool
     atomic_outputs: bool
+    files: tuple[tuple[str, str], ...] = ()
 
     def __call__(
         self,
@@ -70,12 +76,12 @@ class MetalKernel:
         """
         given = self._inputs(inputs)
         outputs = self._outputs(output_shapes, output_dtypes, init_value)
-        _check_contract(self.name, given, outputs, contract or {})
+        by_output = dict(zip(self.output_names, outputs, strict=True))
+        _check_contract(self.name, given, by_output, contract or {})
         facts = [i.facts for i in given]
         text = self.generated(facts, [d for _, d in outputs], template)
         loaded = self._load(text)
         by_input = {i.facts.name: i for i in given}
-        by_output = {name: (array, dtype) for name, (array, dtype) in zip(self.output_names, outputs, strict=True)}
         bound = []
         for index, argument in enumerate(text.arguments):
             if argument.part == "output":
@@ -107,7 +113,7 @@ class MetalKernel:
         head, body = f"{self.name}.header.metal", f"{self.name}.metal"
         whole = f'#line 1 "{head}"\n{text.header}\n#line 1 "{self.name}.signature"\n{text.before}'
         whole += f'#line 1 "{body}"\n{self.source}\n#line 1 "{self.name}.signature"\n{text.after}'
-        return whole, ((head, self.header), (body, self.source))
+        return whole, ((head, self.header), (body, self.source), *self.files)
 
     def _load(self, text: Generated) -> module.Module:
         whole, texts = self.whole_text(text)
@@ -181,19 +187,32 @@ def _span(kernel: str, name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any
     return np.lib.stride_tricks.as_strided(array, (length,), (array.itemsize,)).copy()
 
 
+def _shape(wanted: Any) -> tuple[int, ...]:
+    return tuple(operator.index(n) for n in wanted)
+
+
 def _check_contract(
-    kernel: str, inputs: list[_Input], outputs: list[tuple[np.ndarray[Any, Any], LabDtype]], contract: Mapping[str, Any]
+    kernel: str,
+    inputs: list[_Input],
+    outputs: Mapping[str, tuple[np.ndarray[Any, Any], LabDtype]],
+    contract: Mapping[str, Any],
 ) -> None:
     actual = {i.facts.name: (i.shape, i.facts.dtype) for i in inputs}
+    actual |= {name: (array.shape, dtype) for name, (array, dtype) in outputs.items()}
     wrong = []
     for name, wanted in contract.items():
         if name not in actual:
-            raise LabError(f"{kernel}: the contract names {name!r}, which is no input; there are {sorted(actual)}")
+            raise LabError(
+                f"{kernel}: the contract names {name!r}, which is no input or output; there are {sorted(actual)}"
+            )
         shape, dtype = actual[name]
-        if len(wanted) == 2 and isinstance(wanted[0], (tuple, list)):
-            wanted_shape, wanted_dtype = tuple(wanted[0]), dtype_of(wanted[1])
-        else:
-            wanted_shape, wanted_dtype = tuple(wanted), dtype
+        try:
+            if len(wanted) == 2 and isinstance(wanted[0], (tuple, list)):
+                wanted_shape, wanted_dtype = _shape(wanted[0]), dtype_of(wanted[1])
+            else:
+                wanted_shape, wanted_dtype = _shape(wanted), dtype
+        except (TypeError, ValueError):
+            raise LabError(f"{kernel}: the contract of {name!r} is a shape or (shape, dtype), not {wanted!r}") from None
         if shape != wanted_shape or dtype != wanted_dtype:
             wrong.append(f"{name}: {shape} {dtype.name}, the contract wants {wanted_shape} {wanted_dtype.name}")
     if wrong:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import compiler, launch_abi
+from .brackets import unpaired
 from .errors import LabError
 from .rewrite import KernelText, Rewritten, rewrite
 
@@ -151,7 +152,6 @@ def _param(text: KernelText, raw: launch_abi.Param, i: int) -> Param:
     return Param(text.params[i].name, kind, raw.index, read_only, raw.pointee_bytes, optional)
 
 
-@functools.lru_cache(maxsize=512)
 def load(
     text: str,
     texts: tuple[tuple[str, str], ...],
@@ -165,8 +165,21 @@ def load(
     texts
         Name and text of the files that the text's line directives name, for messages.
     """
+    return _load(compiler.preprocess(text, dict(texts), include_dirs, defines), texts, functions, include)
+
+
+def forget() -> None:
+    """Loads from the disk again what this process has loaded."""
+    _load.cache_clear()
+
+
+@functools.lru_cache(maxsize=512)
+def _load(preprocessed: str, texts: tuple[tuple[str, str], ...], functions: tuple[str, ...], include: str) -> Module:
     by_name = dict(texts)
-    cpp, kernels = generate(compiler.preprocess(text, by_name, include_dirs, defines), functions, include)
+    if wrong := unpaired(preprocessed):
+        listed = compiler.shown(wrong.file, wrong.line, wrong.message, by_name)
+        raise LabError("\n".join(["the kernel does not compile:", *listed]))
+    cpp, kernels = generate(preprocessed, functions, include)
     path = compiler.build(cpp, by_name)
     try:
         library = ctypes.CDLL(str(path))

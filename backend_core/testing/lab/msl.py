@@ -45,7 +45,7 @@ def run_msl(
         Index of ``[[function_constant(i)]]`` to value; others are 0 and not defined.
     outputs
         Indices of buffers that hold nothing before the launch: reading what was not written is a fault, and so is
-        not writing all of it.
+        not writing all of it. All of them are in `buffers`.
     include_dirs, defines
         For the preprocessor: folders, and ``NAME=value``.
     groups
@@ -81,6 +81,9 @@ def run_msl(
 
 def _bind(entry: module.Entry, buffers: Mapping[int, Any], outputs: set[int]) -> list[launch.Bound]:
     bound = []
+    if missing := sorted(outputs - set(buffers)):
+        known = sorted(buffers)
+        raise LabError(f"{entry.name}: outputs names [[buffer({missing[0]})]], which is not bound; {known} are")
     params = {p.index: p for p in entry.params if p.kind == "buffer"}
     for index in buffers:
         if index not in params:

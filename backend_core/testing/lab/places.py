@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import functools
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+
+from . import compiler
+from .brackets import SIGNATURE
 
 
 @dataclass(frozen=True)
@@ -27,9 +31,9 @@ def _chain(library: Path, offset: int) -> tuple[Place, ...]:
     done = subprocess.run(command, capture_output=True, text=True)
     places = []
     for line in done.stdout.splitlines():
-        file, _, number = line.split(" ")[0].rpartition(":")
-        if number.isdigit() and file and file != "??":
-            places.append(Place(file, int(number)))
+        match = re.match(r"(.+):(\d+)(?: \(discriminator \d+\))?$", line)
+        if match and match.group(1) != "??":
+            places.append(Place(match.group(1).removeprefix(compiler.TEXT_FOLDER), int(match.group(2))))
     return tuple(places)
 
 
@@ -43,27 +47,19 @@ def chain(library: Path, offset: int, callers: tuple[int, ...] = ()) -> tuple[Pl
 
 
 def in_kernel(places: tuple[Place, ...], texts: dict[str, str]) -> Place | None:
-    """The innermost of these places that lies in the kernel's own text, not in the lab's library.
+    """The innermost of these places that lies in the kernel's own text, not in what the lab put around it.
 
     Texts are known by name; a place in an included file is known by its path.
     """
     for place in places:
-        # The debugger's path of "x.metal" is "<folder of the build>/x.metal".
-        for name in texts:
-            if place.file == name or place.file.endswith("/" + name):
-                return Place(name, place.line)
-        if place.file.endswith((".metal", ".h")) and "/include/lab/" not in place.file:
+        if place.file in texts:
             return place
+        file = f"/{place.file}"
+        if file.endswith(("/lab", SIGNATURE)) or file.startswith("/<") or f"/{compiler.OWN_FOLDER}" in file:
+            continue
+        # Where the compiler could not leave out the folder that it worked in, which is gone.
+        known = [name for name in texts if file.endswith(f"/{name}")]
+        if known and not Path(place.file).exists():
+            return Place(max(known, key=len), place.line)
+        return place
     return None
-
-
-def source_line(place: Place, texts: dict[str, str]) -> str:
-    """The text of that line, ``""`` if it is not there."""
-    text = texts.get(place.file)
-    if text is None:
-        try:
-            text = Path(place.file).read_text(errors="replace")
-        except OSError:
-            return ""
-    lines = text.splitlines()
-    return lines[place.line - 1] if 0 < place.line <= len(lines) else ""

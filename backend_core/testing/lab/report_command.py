@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import math
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ _COLUMNS = ("bytes", "requested", "touched", "by contract", "transactions")
 class Finding:
     """What a case showed.
 
+    threadgroups
+        How many were launched, of how many lanes; zeros if the kernel could not be run.
     wrong
         What breaks the contract, one sentence each; empty if all is well.
     untold
@@ -80,11 +83,7 @@ def report(plugin: str, threads: int = 1) -> list[Finding]:
 
 def run(kernel: SimtKernel, case: Case) -> Finding:
     """One case. Raises CompilerMissing."""
-    size = case.launch.threadgroup
-    lanes = size[0] * size[1] * size[2]
-    grid = case.launch.grid
     found = Finding(kernel.name, case.name, contract=dict(case.touched))
-    found.threadgroups = grid[0] * grid[1] * grid[2] // lanes, lanes
     found.promised_bytes = kernel.threadgroup_bytes(case.launch)
     types = [getattr(dtypes, dtype) for _, dtype in case.outputs]
     how = arguments(case.launch, dtypes)
@@ -101,6 +100,8 @@ def run(kernel: SimtKernel, case: Case) -> Finding:
     seen = result.report
     found.buffers, found.seconds = list(seen.buffers.values()), seen.seconds
     found.threadgroup_bytes = seen.threadgroup_bytes
+    lanes = math.prod(case.launch.threadgroup)
+    found.threadgroups = math.prod(case.launch.grid) // lanes, lanes
     found.races = sum(f.count for f in seen.faults if f.kind.startswith("race"))
     found.wrong += [str(f) for f in seen.faults]
     if seen.threadgroup_bytes > found.promised_bytes:

@@ -63,7 +63,18 @@ def rewrite_for_check(text: str) -> tuple[str, list[str], list[tuple[str, str, i
     for i in range(len(t.text)):
         if t.kind[i] == "name":
             _name_constructor(t, i)
+    for i, word in enumerate(t.text):
+        if word == "decltype":
+            _take_private(t, i)
     return "".join(t.text), list(found.host_names.values()), outside
+
+
+def _take_private(t: Tokens, i: int) -> None:
+    """A variable's type there has the private address space, which no field and no result may have."""
+    opening = t.next(i + 1)
+    if t.text[t.next(opening + 1)] != "auto":
+        close = t.closing(opening)
+        t.text[i], t.text[close] = "metal::lab_bare_t<decltype", ")>"
 
 
 def _is_reference_to_const(t: Tokens, i: int) -> bool:

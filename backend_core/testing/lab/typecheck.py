@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from . import compiler
+from .brackets import unpaired
 from .dtypes import Sparse, as_array
 from .errors import CompilerMissing, LabError
 from .kernel import MetalKernel
@@ -142,10 +143,11 @@ def _check(
     found: list[TypeFinding] = []
 
     def add(message: str, file: str, line: int) -> None:
-        lines = texts.get(file, "").splitlines()
-        source = lines[line - 1] if 0 < line <= len(lines) else ""
-        found.append(TypeFinding(variant, message, file, line, source))
+        found.append(TypeFinding(variant, message, file, line, compiler.source_line(file, line, texts)))
 
+    if wrong := unpaired(preprocessed):
+        add(*wrong)
+        return tuple(found)
     for message, file, line in find_untyped_pointers(preprocessed):
         add(message, file, line)
     text, instances, outside = rewrite_for_check(preprocessed)

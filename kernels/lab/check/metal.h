@@ -102,6 +102,31 @@ __local T* lab_shared() {
 namespace metal {
 using ::as_type;
 
+// A scalar stands for a vector of one value, as it becomes one by itself in Metal.
+template <class T>
+struct lab_same {
+    typedef T type;
+};
+#define LAB_V(N) T __attribute__((ext_vector_type(N)))
+#define LAB_S typename lab_same<T>::type
+#define LAB_AS(R, name, ...)  \
+    template <class T, int N> \
+    R name(__VA_ARGS__);
+#define LAB_V2_AS(R, name)               \
+    LAB_AS(R, name, LAB_V(N), LAB_V(N))  \
+    LAB_AS(R, name, LAB_V(N), LAB_S)     \
+    LAB_AS(R, name, LAB_S, LAB_V(N))
+#define LAB_V2(name) LAB_V2_AS(LAB_V(N), name)
+#define LAB_V3_AS(R, name)                          \
+    LAB_AS(R, name, LAB_V(N), LAB_V(N), LAB_V(N))   \
+    LAB_AS(R, name, LAB_V(N), LAB_V(N), LAB_S)      \
+    LAB_AS(R, name, LAB_V(N), LAB_S, LAB_V(N))      \
+    LAB_AS(R, name, LAB_S, LAB_V(N), LAB_V(N))      \
+    LAB_AS(R, name, LAB_V(N), LAB_S, LAB_S)         \
+    LAB_AS(R, name, LAB_S, LAB_V(N), LAB_S)         \
+    LAB_AS(R, name, LAB_S, LAB_S, LAB_V(N))
+#define LAB_V3(name) LAB_V3_AS(LAB_V(N), name)
+
 #define LAB_1(name)                       \
     float name(float);                    \
     half name(half);                      \
@@ -112,19 +137,19 @@ using ::as_type;
     float name(float, float);                  \
     half name(half, half);                     \
     LAB_BFLOAT(bfloat name(bfloat, bfloat);)   \
-    template <class T, int N>                  \
-    vec<T, N> name(T __attribute__((ext_vector_type(N))), T __attribute__((ext_vector_type(N))));
+    LAB_V2(name)
 #define LAB_3(name)                                    \
     float name(float, float, float);                   \
     half name(half, half, half);                       \
     LAB_BFLOAT(bfloat name(bfloat, bfloat, bfloat);)   \
-    template <class T, int N>                          \
-    vec<T, N> name(T __attribute__((ext_vector_type(N))), T __attribute__((ext_vector_type(N))), \
-                   T __attribute__((ext_vector_type(N))));
-#define LAB_TEST(name) \
-    bool name(float);  \
-    bool name(half);   \
-    LAB_BFLOAT(bool name(bfloat);)
+    LAB_V3(name)
+// A comparison gives integers here, not bools.
+#define LAB_TEST(name)              \
+    bool name(float);               \
+    bool name(half);                \
+    LAB_BFLOAT(bool name(bfloat);)  \
+    template <class T, int N>       \
+    vec<int, N> name(LAB_V(N));
 // Metal itself has no mathematics for bfloat; mlx adds it in front of metal_kernel's text.
 #ifdef LAB_WITH_MLX
 #define LAB_BFLOAT(x) x
@@ -140,10 +165,6 @@ using ::as_type;
     LAB_2(atan2) LAB_2(fmod) LAB_2(fmin) LAB_2(fmax) LAB_2(copysign) LAB_2(fdim) LAB_2(nextafter) \
     LAB_2(divide)
 LAB_ALL
-bool isunordered(float, float);
-bool isunordered(half, half);
-bool isordered(float, float);
-bool isordered(half, half);
 LAB_TEST(isnan) LAB_TEST(isinf) LAB_TEST(isfinite) LAB_TEST(isnormal) LAB_TEST(signbit)
 namespace fast {
 LAB_ALL
@@ -167,7 +188,7 @@ LAB_2(step)
     T min3(T, T, T);                                                                                \
     T max3(T, T, T);                                                                                \
     T median3(T, T, T);                                                                             \
-    U abs(T);
+    T abs(T);
 LAB_EACH(float, float)
 LAB_EACH(half, half)
 LAB_BFLOAT(LAB_EACH(bfloat, bfloat))
@@ -196,51 +217,11 @@ LAB_INTEGER(int, uint)
 LAB_INTEGER(uint, uint)
 LAB_INTEGER(long, ulong)
 LAB_INTEGER(ulong, ulong)
-#define LAB_V(N) T __attribute__((ext_vector_type(N)))
-template <class T, int N>
-vec<T, N> min(LAB_V(N), LAB_V(N));
-template <class T, int N>
-vec<T, N> max(LAB_V(N), LAB_V(N));
-template <class T, int N>
-vec<T, N> clamp(LAB_V(N), LAB_V(N), LAB_V(N));
-template <class T, int N>
-vec<T, N> clamp(LAB_V(N), T, T);
-template <class T, int N>
-vec<T, N> abs(LAB_V(N));
-template <class T, int N>
-vec<T, N> popcount(LAB_V(N));
-template <class T, int N>
-T dot(LAB_V(N), LAB_V(N));
-template <class T, int N>
-T length(LAB_V(N));
-template <class T, int N>
-T length_squared(LAB_V(N));
-template <class T, int N>
-T distance(LAB_V(N), LAB_V(N));
-template <class T, int N>
-vec<T, N> normalize(LAB_V(N));
-template <class T>
-vec<T, 3> cross(LAB_V(3), LAB_V(3));
-template <class B, int N>
-bool all(B __attribute__((ext_vector_type(N))));
-template <class B, int N>
-bool any(B __attribute__((ext_vector_type(N))));
-bool all(bool);
-bool any(bool);
-template <class T>
-T select(T, T, bool);
-template <class T, class B, int N>
-vec<T, N> select(LAB_V(N), LAB_V(N), B __attribute__((ext_vector_type(N))));
-float ldexp(float, int);
-half ldexp(half, int);
-int ilogb(float);
-float frexp(float, thread int&);
-float modf(float, thread float&);
-float sincos(float, thread float&);
-int mad24(int, int, int);
-uint mad24(uint, uint, uint);
-int mul24(int, int);
-uint mul24(uint, uint);
+}  // namespace metal
+
+#include "vectors.h"
+
+namespace metal {
 
 enum class mem_flags { mem_none = 0, mem_device = 1, mem_threadgroup = 2, mem_texture = 4 };
 mem_flags operator|(mem_flags, mem_flags);
@@ -251,6 +232,13 @@ void simdgroup_barrier(mem_flags);
 struct simd_vote {
     typedef ulong vote_t;
     explicit simd_vote(vote_t v = 0);
+    explicit operator vote_t() const;
+    bool all() const;
+    bool any() const;
+};
+struct quad_vote {
+    typedef uint vote_t;
+    explicit quad_vote(vote_t v = 0);
     explicit operator vote_t() const;
     bool all() const;
     bool any() const;
@@ -279,6 +267,12 @@ simd_vote simd_active_threads_mask();
 bool simd_all(bool);
 bool simd_any(bool);
 bool simd_is_first();
+quad_vote quad_ballot(bool);
+quad_vote quad_active_threads_mask();
+template <class T>
+T quad_shuffle_and_fill_up(T, T, ushort, ushort = 4);
+template <class T>
+T quad_shuffle_and_fill_down(T, T, ushort, ushort = 4);
 bool quad_all(bool);
 bool quad_any(bool);
 bool quad_is_first();

@@ -55,6 +55,17 @@ template <class T>
 using remove_cv_t = remove_volatile_t<remove_const_t<T>>;
 template <class T>
 using remove_addrspace_t = T;
+// The type of a variable in the private address space, without it.
+template <class T>
+struct lab_bare {
+    typedef T type;
+};
+template <class T>
+struct lab_bare<thread T> {
+    typedef T type;
+};
+template <class T>
+using lab_bare_t = typename lab_bare<T>::type;
 template <class T>
 struct is_integral : bool_constant<__is_integral(T)> {};
 template <class T>

@@ -4,10 +4,11 @@
 
 #include "types.h"
 #include "vec.h"
-#include "math.h"
+#include "geometric.h"
 #include "pack.h"
 #include "traits.h"
 #include "simd.h"
+#include "quad.h"
 #include "matrix.h"
 #include "uniform.h"
 #include "atomic.h"

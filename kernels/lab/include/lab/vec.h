@@ -26,6 +26,37 @@ struct lab_width<packed_vec<T, N>> {
     static constexpr int value = N;
 };
 
+// What functions of vectors return whose other arguments may be packed, or scalars that stand for all elements:
+// the vector, void if there is none.
+template <class A, class... B>
+struct lab_mix : lab_mix<B...> {};
+template <class A>
+struct lab_mix<A> {
+    typedef void type;
+};
+template <class T, int N, class... B>
+struct lab_mix<vec<T, N>, B...> {
+    typedef vec<T, N> type;
+};
+template <class T, int N>
+struct lab_mix<vec<T, N>> {
+    typedef vec<T, N> type;
+};
+template <class T, int N, class... B>
+struct lab_mix<packed_vec<T, N>, B...> {
+    typedef vec<T, N> type;
+};
+template <class T, int N>
+struct lab_mix<packed_vec<T, N>> {
+    typedef vec<T, N> type;
+};
+template <class... A>
+using lab_mix_t = typename lab_mix<A...>::type;
+template <class... A>
+concept lab_mixed = !lab_types::same<lab_mix_t<A...>, void> &&
+                    ((lab_types::Scalar<A> || lab_types::same<lab_mix_t<A>, lab_mix_t<A...>>) && ...) &&
+                    !(lab_types::same<A, lab_mix_t<A...>> && ...);
+
 // clang takes copies of structures apart; a copy as one vector of integers stays one access.
 #if defined(__clang__)
 template <int Bytes>
