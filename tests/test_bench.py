@@ -75,7 +75,10 @@ def test_ratios_come_from_medians() -> None:
     assert row.as_dict()["ratios"] == {"q4_K": 2.0} and row.as_dict()["bound_by"] == "bytes"
 
 
-def test_rounds_turn_around_and_stop_sampling_slow_ones() -> None:
+@pytest.mark.parametrize("long", [True, False])
+def test_rounds_turn_around_and_stop_sampling_slow_ones(long, monkeypatch) -> None:
+    """The first sample after a pause counts only if it was long."""
+    monkeypatch.setattr(measure, "LONG_S", -1.0 if long else 100.0)
     order: list[str] = []
 
     def sample(name: str):
@@ -85,7 +88,9 @@ def test_rounds_turn_around_and_stop_sampling_slow_ones() -> None:
     contenders = [measure.Contender(measure.Series(n, n), sample(n), 2 if n == "stock" else 99) for n in names]
     row = measure.Row("w", 1)
     measure.rounds(contenders, 3, lambda: (7.0, 8.0), row, settle=0.0)
-    assert order == ["ours", "stock", "peer", "peer", "stock", "ours", "ours", "peer"]
+    once = ["ours", "stock", "peer", "peer", "stock", "ours", "ours", "peer"]
+    assert order == (once if long else [name for name in once for _ in range(2)])
+    assert [len(c.series.samples) for c in contenders] == [3, 2, 3]
     assert row.read == [7.0] * 3 and row.fma == [8.0] * 3
 
 

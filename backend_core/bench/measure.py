@@ -11,10 +11,14 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
+
+_Sample = TypeVar("_Sample")
 
 #: Threads of one contender may spin for a while after their last call; the next one must not pay for that.
 SETTLE_S = 0.02
+#: Seconds of a sample that the system's placing of woken threads does not change much.
+LONG_S = 0.1
 
 
 @dataclass
@@ -176,6 +180,17 @@ class Neighbours:
         return busy / os.sysconf("SC_CLK_TCK") - sum(mine[:4])
 
 
+def _settled(sample: Callable[[], _Sample]) -> _Sample:
+    """A sample of threads at work.
+
+    Those that have slept may wake on one processor, and stay there for some milliseconds: the first sample after a
+    pause is thrown away unless it was long.
+    """
+    begin = time.perf_counter()
+    first = sample()
+    return first if time.perf_counter() - begin > LONG_S else sample()
+
+
 def rounds(contenders: Sequence[Contender], repeats: int, limits: Callable[[], tuple[float, float]] | None = None,
            row: Row | None = None, settle: float = SETTLE_S) -> None:  # fmt: skip
     """Take `repeats` rounds. `limits` measures the machine, once a round, into `row`."""
@@ -183,9 +198,9 @@ def rounds(contenders: Sequence[Contender], repeats: int, limits: Callable[[], t
         for c in contenders if i % 2 == 0 else contenders[::-1]:
             if len(c.series.samples) < c.at_most:
                 time.sleep(settle)
-                c.series.samples.append(c.sample())
+                c.series.samples.append(_settled(c.sample))
         if limits is not None and row is not None:
             time.sleep(settle)
-            read, fma = limits()
+            read, fma = _settled(limits)
             row.read.append(read)
             row.fma.append(fma)

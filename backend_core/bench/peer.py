@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
+import time
 from collections.abc import Callable
 from ctypes import POINTER, Structure, c_bool, c_char_p, c_float, c_int, c_int64, c_size_t, c_void_p
 from pathlib import Path
@@ -58,6 +60,17 @@ def _library(directory: Path, stem: str) -> Path:
             if suffix == ".dylib":
                 break
     return find(directory, f"lib{stem}.so")
+
+
+def _cpu_libraries(directory: Path) -> list[Any]:
+    """The libraries of the CPU backend that this process has loaded."""
+    found = []
+    for path in {*directory.rglob("libggml-cpu*.so"), *directory.rglob("libggml-cpu*.dylib")}:
+        try:
+            found.append(ctypes.CDLL(str(path), mode=getattr(os, "RTLD_NOLOAD", 0) | os.RTLD_NOW))
+        except OSError:  # one for another processor
+            continue
+    return found
 
 
 class _InitParams(Structure):
@@ -112,6 +125,10 @@ _API: dict[str, tuple[Any, tuple[Any, ...]]] = {
 }
 
 
+#: Seconds that ggml's threads spin after a graph, at most.
+_SPIN_S = 0.5
+
+
 class Ggml:
     """The libraries of one build directory, and a CPU backend with `threads` threads.
 
@@ -143,6 +160,7 @@ class Ggml:
         self.threadpool_params_init(params, threads)
         self._pool_free = extra("ggml_threadpool_free", None, _P)
         self._pool = extra("ggml_threadpool_new", _P, _P)(params)
+        self._pause, self._resume = self._pool_function("pause"), self._pool_function("resume")
         extra("ggml_backend_cpu_set_threadpool", None, _P, _P)(self.backend, self._pool)
         bufts = extra("ggml_backend_dev_get_extra_bufts", POINTER(_P), _P)(self.device)
         #: Weight layouts by name, plain memory first.
@@ -162,6 +180,28 @@ class Ggml:
                 function.restype, function.argtypes = result, arguments
                 return function
         raise PeerError(f"--peers: the libraries of {self.directory} have no {name}; they are too old for this harness")
+
+    def _pool_function(self, name: str) -> Callable[[Any], None] | None:
+        """``ggml_threadpool_NAME``, which the registry of functions does not have; None where it cannot be reached."""
+        for library in (*self._libraries, *_cpu_libraries(self.directory)):
+            function = getattr(library, f"ggml_threadpool_{name}", None)
+            if function is not None:
+                function.restype, function.argtypes = None, (_P,)
+                return function
+        return None
+
+    def wake(self) -> None:
+        """Threads wait for work from now on, as they do between the tokens of a program that does nothing else."""
+        if self._resume is not None and self._pause is not None:
+            self._resume(self._pool)
+
+    def rest(self) -> None:
+        """Threads sleep. After a graph they would wait for the next one by spinning, for tenths of a second, on
+        processors that others are measured on."""
+        if self._resume is not None and self._pause is not None:
+            self._pause(self._pool)
+        else:
+            time.sleep(_SPIN_S)
 
     def _cpu(self) -> Any:
         device = self.backend_dev_by_type(0)

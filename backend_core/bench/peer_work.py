@@ -53,9 +53,11 @@ class Work:
         """Seconds per call of the next graph."""
         plan = self._plans[self._next % len(self._plans)]
         self._next += 1
+        self.ggml.wake()
         begin = time.perf_counter()
         status = self.ggml.backend_graph_plan_compute(self.ggml.backend, plan)
         seconds = time.perf_counter() - begin
+        self.ggml.rest()
         if status != 0:
             raise PeerError(f"ggml could not compute a graph (status {status})")
         return seconds / self.calls
