@@ -37,7 +37,7 @@ _CLANG_FLAGS = [
 _KERNEL_FLAGS = [
     "-std=c++20", "-O1", "-g1", "-gdwarf-4", "-pipe", "-fPIC", "-w", "-fsigned-char", "-fno-exceptions", "-fno-rtti",
     "-fno-strict-aliasing", "-ffp-contract=off", "-fno-math-errno", "-Wno-reserved-user-defined-literal",
-    "-ftrivial-auto-var-init=pattern", "-fno-finite-loops",
+    "-ftrivial-auto-var-init=pattern", "-fno-finite-loops", "-fno-semantic-interposition",
     "-fsanitize=thread,alignment,signed-integer-overflow,integer-divide-by-zero,bounds",
 ]  # fmt: skip
 _RUNTIME_FLAGS = ["-std=c++20", "-O2", "-fPIC"]

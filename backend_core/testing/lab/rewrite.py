@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass, field
 
 from .errors import LabError
+from .rewrite_rounds import count_rounds
 from .tokens import Tokens
 from .twins import drop_twins
 
@@ -58,6 +59,7 @@ def rewrite(text: str) -> Rewritten:
     take_function_constants(tokens, out)
     share_threadgroup_variables(tokens)
     _make_constant_const(tokens)
+    count_rounds(tokens)
     _rewrite_swizzles(tokens)
     out.text = "".join(tokens.text)
     return out

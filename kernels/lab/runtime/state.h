@@ -22,6 +22,7 @@ constexpr unsigned SIMD = 32;
 constexpr unsigned MAX_LANES = 4096;  // far above what Metal allows, so that a launch that is too large still runs
 constexpr size_t STACK_BYTES = 256 << 10;
 constexpr unsigned MAX_CALLS = 64;
+constexpr unsigned MAX_LOOPS = 16;  // around each other, in which lanes wait; further ones are not counted
 
 struct Lane {
     Context context;
@@ -36,7 +37,13 @@ struct Lane {
     unsigned depth = 0;  // of the calls below
     uintptr_t calls[MAX_CALLS];
     alignas(16) unsigned char shown[64];
+    unsigned loops = 0;  // around the place where the lane is, and in which round of each it is
+    uint32_t rounds[MAX_LOOPS];
 
+    bool same_round(const Lane& o) const {
+        unsigned counted = loops < MAX_LOOPS ? loops : MAX_LOOPS;
+        return loops == o.loops && std::memcmp(rounds, o.rounds, counted * sizeof(rounds[0])) == 0;
+    }
     uint64_t chain() const {
         uint64_t h = depth;
         for (unsigned i = 0; i < depth && i < MAX_CALLS; i++) h = h * 0x100000001b3u ^ calls[i];

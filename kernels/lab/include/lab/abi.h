@@ -88,6 +88,11 @@ enum { LAB_MEM_NONE = 0, LAB_MEM_DEVICE = 1, LAB_MEM_THREADGROUP = 2, LAB_MEM_TE
 LAB_CONVERGENT void lab_simdgroup_barrier(int flags, int line);
 LAB_CONVERGENT void lab_threadgroup_barrier(int flags, int line);
 
+// A lane enters a loop in which lanes wait for each other, begins a round of it, leaves it.
+void lab_loop_enter();
+void lab_loop_round();
+void lab_loop_leave();
+
 enum lab_access_kind { LAB_READ, LAB_WRITE, LAB_ATOMIC_READ, LAB_ATOMIC_WRITE, LAB_ATOMIC_MODIFY };
 void lab_atomic_access(const volatile void* address, unsigned bytes, int kind);
 void lab_raw_copy(volatile void* to, const volatile void* from, unsigned bytes);  // not seen by the checks

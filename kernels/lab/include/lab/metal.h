@@ -28,6 +28,8 @@ using ::half;
 #define METAL_FUNC inline
 #define METAL_INTERNAL
 #define assert(x) ((void)0)
+// What functions are given by value is seen where they are inlined only.
+#define noinline
 // Words of later C++, which are names in Metal.
 #define concept lab_word_concept
 #define requires lab_word_requires

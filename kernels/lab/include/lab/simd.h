@@ -9,6 +9,25 @@
 // Not instrumented: boards are the lab's own memory. (Such functions cannot be inlined into kernels.)
 #define LAB_HIDDEN __attribute__((noinline, no_sanitize("thread", "undefined")))
 
+// Stands before a loop in which lanes wait for each other (see rewrite_rounds.py), and counts its rounds.
+class lab_rounds {
+public:
+    LAB_INLINE lab_rounds() { lab_loop_enter(); }
+    LAB_INLINE ~lab_rounds() { lab_loop_leave(); }
+    LAB_INLINE bool once() {
+        bool first = first_;
+        first_ = false;
+        return first;
+    }
+    LAB_INLINE bool next() {
+        lab_loop_round();
+        return false;
+    }
+
+private:
+    bool first_ = true;
+};
+
 namespace metal {
 
 enum class mem_flags { mem_none = 0, mem_device = 1, mem_threadgroup = 2, mem_texture = 4, mem_threadgroup_imageblock = 8 };
