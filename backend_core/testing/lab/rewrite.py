@@ -213,13 +213,17 @@ def _make_constant_const(t: Tokens) -> None:
 
 
 _STORAGE = (
-    'lab_type_{0}& {0} = *static_cast<lab_type_{0}*>(lab_threadgroup_variable("{0}", __LINE__, sizeof(lab_type_{0}), '
+    'lab_type_{0}& {0} = *static_cast<lab_type_{0}*>(lab_threadgroup_variable("{0}", {1}, sizeof(lab_type_{0}), '
     "alignof(lab_type_{0}), lab_padding::of<lab_type_{0}>(), sizeof(lab_padding::element_t<lab_type_{0}>)));"
 )
 
 
 def share_threadgroup_variables(t: Tokens, shared: str = _STORAGE) -> None:
-    """`threadgroup T a[4], b;` becomes references to storage of the group; pointers stay as they are."""
+    """`threadgroup T a[4], b;` becomes references to storage of the group; pointers stay as they are.
+
+    shared
+        The text for a variable, with places for its name and for a number that no other declaration has.
+    """
     i = 0
     while i < len(t.text):
         if t.text[i] == "threadgroup" and t.kind[i] == "name":
@@ -298,7 +302,8 @@ def _share(t: Tokens, i: int, shared: str) -> int:
             bounds += " ".join(t.join(j, close).split())
             j = close
         elif text in (",", ";"):
-            parts.append(f"using lab_type_{name} = {base} {bounds}; " + shared.format(name))
+            # The place of the name in the text is the number; 0 is that of a [[threadgroup(i)]].
+            parts.append(f"using lab_type_{name} = {base} {bounds}; " + shared.format(name, j))
             if text == ";":
                 end = j
                 break

@@ -107,12 +107,11 @@ void __ubsan_handle_type_mismatch_v1(TypeMismatch* d, void* address) {
         buffer = static_cast<int>(slot - lab::L->arena.slots) - 1;
         offset = static_cast<int64_t>(a - slot->lo);
     } else if (slot) {
-        for (const lab::ThreadgroupArray& array : lab::L->arrays) {
-            uint64_t at = a - slot->lo - array.offset;  // wraps below the array
-            if (at >= array.nbytes) continue;
+        int i = lab::L->array_at(a);
+        if (i >= 0 && a - lab::L->arrays[static_cast<size_t>(i)].lo < lab::L->arrays[static_cast<size_t>(i)].nbytes) {
             space = 1;
-            buffer = static_cast<int>(&array - lab::L->arrays.data());
-            offset = static_cast<int64_t>(at);
+            buffer = i;
+            offset = static_cast<int64_t>(a - lab::L->arrays[static_cast<size_t>(i)].lo);
         }
     }
     if (lab_fault* f = lab::report(FAULT_MISALIGNED, PC, 0, space, buffer, offset)) {

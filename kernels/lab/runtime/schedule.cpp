@@ -203,14 +203,7 @@ void run_group(const uint32_t group[3]) {
         s.count++;
     }
     L->abi->threads += threads;
-    Slot& shared = L->arena.slots[0];
-    if (!L->arrays.empty()) {
-        const ThreadgroupArray& last = L->arrays.back();
-        uint64_t end = last.offset + last.nbytes;
-        std::memset(reinterpret_cast<void*>(shared.lo), 0xff, end);  // nobody may rely on what it was
-        std::memset(shared.written.words, 0, (end + 7) / 8);
-        for (const ThreadgroupArray& a : L->arrays) write_padding(a);
-    }
+    for (const ThreadgroupArray& a : L->arrays) forget(a);
     do {
         for (SimdGroup& s : L->simds) {
             run_simd(s);

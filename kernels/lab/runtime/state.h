@@ -57,10 +57,14 @@ struct SimdGroup {
     uint32_t epoch[2] = {0, 0};  // barriers that ordered device, threadgroup memory
 };
 
+// A `threadgroup` variable. Each lies in a part of the slot of its own (several if it is large), so that an index
+// that is wrong does not land in another one, and which one an address belongs to is a division away.
 struct ThreadgroupArray {
     std::string name;
-    unsigned line = 0;
-    uint64_t offset = 0, nbytes = 0;
+    unsigned serial = 0;  // of the declaration in the text
+    uintptr_t lo = 0, map_lo = 0, map_hi = 0;
+    uint64_t nbytes = 0;
+    uint64_t track = 0;  // where its bytes are in the slot's records
     uint64_t read_bytes = 0, written_bytes = 0;
     unsigned align = 1;
     const unsigned char* padding = nullptr;  // per byte of an element whether it is padding; null: none is
@@ -78,6 +82,7 @@ struct Launch {
     std::vector<Lane> lanes;
     std::vector<SimdGroup> simds;
     std::vector<ThreadgroupArray> arrays;
+    std::vector<int16_t> owners;  // of the parts of slot 0 in use: which array
     Lane* current = nullptr;
     Context scheduler;
     char* stacks = nullptr;
@@ -95,6 +100,12 @@ struct Launch {
     uint64_t ticks_seen = 0;  // at the watch's last look
     unsigned still = 0;       // looks in a row at which nothing had happened
     sigjmp_buf crash;
+
+    // The threadgroup variable whose part of slot 0 has this address, -1 for none.
+    int array_at(uintptr_t address) const {
+        uint64_t part = (address - arena.slots[0].lo) / arena.part();
+        return part < owners.size() ? owners[part] : -1;
+    }
 };
 
 extern Launch* L;
@@ -116,8 +127,8 @@ inline double now() {
     return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
-// Padding of a threadgroup variable counts as written.
-void write_padding(const ThreadgroupArray& array);
+// A threadgroup variable at the start of a group: nobody has written it, but for its padding.
+void forget(const ThreadgroupArray& array);
 
 // Leaves the running lane for good and ends the launch.
 [[noreturn]] void abort_launch();

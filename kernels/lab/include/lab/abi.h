@@ -65,9 +65,9 @@ const lab_position* lab_where();
 void* lab_bound_buffer(int index);
 void* lab_bound_threadgroup(int index);
 
-// Storage of a `threadgroup` variable, the same for all lanes of the group.
+// Storage of a `threadgroup` variable, the same for all lanes of the group. `serial`: of its declaration in the text.
 // `padding`: per byte of an element whether it is padding, or null.
-void* lab_threadgroup_variable(const char* name, unsigned line, unsigned long bytes, unsigned align,
+void* lab_threadgroup_variable(const char* name, unsigned serial, unsigned long bytes, unsigned align,
                                const unsigned char* padding, unsigned element);
 
 // Values that lanes of one SIMD group show each other. A board is valid until the lane's next SIMD operation.
