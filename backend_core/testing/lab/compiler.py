@@ -29,10 +29,11 @@ from .errors import CompilerMissing, LabError
 _GCC_FLAGS = [
     "-fno-tree-sra", "-fno-ipa-sra", "-fno-store-merging", "-fno-tree-vectorize", "-fno-tree-slp-vectorize",
     "-fno-tree-loop-distribute-patterns", "-fno-var-tracking", "-fno-var-tracking-assignments",
+    "-fsanitize=bounds-strict",
 ]  # fmt: skip
 _CLANG_FLAGS = [
     "-fno-vectorize", "-fno-slp-vectorize", "-fexcess-precision=16", "-fno-sanitize-trap=all",
-    "-fsanitize-recover=all", "-mllvm", "-tsan-instrument-read-before-write",
+    "-fsanitize-recover=all", "-mllvm", "-tsan-instrument-read-before-write", "-fstrict-flex-arrays=3",
 ]  # fmt: skip
 _KERNEL_FLAGS = [
     "-std=c++20", "-O1", "-g1", "-gdwarf-4", "-pipe", "-fPIC", "-w", "-fsigned-char", "-fno-exceptions", "-fno-rtti",

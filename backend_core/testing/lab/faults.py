@@ -104,7 +104,8 @@ def _message(kind: str, raw: launch_abi.Fault, where: str, there: Place | None) 
         start = ", and the buffer itself starts at none" if raw.space == 0 and raw.offset % raw.value == 0 else ""
         return f"{me} reaches {where} as a type that has to lie at a multiple of {raw.value} bytes{start}"
     if kind == "signed-overflow":
-        return f"{me}: the result of signed {chr(raw.value)} does not fit its type"
+        operator = "<<" if raw.value == ord("<") else chr(raw.value)
+        return f"{me}: the result of signed {operator} does not fit its type"
     if kind == "division-by-zero":
         return f"{me} divides by zero, or the smallest integer by -1"
     if kind == "array-bounds":

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from .errors import LabError
 from .rewrite_rounds import count_rounds
+from .rewrite_shifts import check_shifts
 from .tokens import Tokens
 from .twins import drop_twins
 
@@ -60,6 +61,7 @@ def rewrite(text: str) -> Rewritten:
     share_threadgroup_variables(tokens)
     _make_constant_const(tokens)
     count_rounds(tokens)
+    check_shifts(tokens)
     _rewrite_swizzles(tokens)
     out.text = "".join(tokens.text)
     return out

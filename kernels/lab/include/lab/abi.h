@@ -93,6 +93,9 @@ void lab_loop_enter();
 void lab_loop_round();
 void lab_loop_leave();
 
+LAB_CONVERGENT __attribute__((cold, leaf)) void lab_shift_overflow();          // a signed number was shifted out of its type
+LAB_CONVERGENT __attribute__((cold, leaf)) void lab_index_beyond(long index);  // of a vector or an array<T, N>
+
 enum lab_access_kind { LAB_READ, LAB_WRITE, LAB_ATOMIC_READ, LAB_ATOMIC_WRITE, LAB_ATOMIC_MODIFY };
 void lab_atomic_access(const volatile void* address, unsigned bytes, int kind);
 void lab_raw_copy(volatile void* to, const volatile void* from, unsigned bytes);  // not seen by the checks

@@ -12,6 +12,7 @@
 #include "uniform.h"
 #include "atomic.h"
 #include "fence.h"
+#include "shift.h"
 #include "invoke.h"
 
 namespace metal {
