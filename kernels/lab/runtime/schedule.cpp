@@ -62,7 +62,7 @@ void release_simd(SimdGroup& s, Lane& first) {
         begin = static_cast<unsigned>(&first - &L->lanes[s.first]) & ~3u;
         end = begin + 4 < s.count ? begin + 4 : s.count;
     }
-    bool barrier = first.state == State::simd_barrier;
+    bool barrier = first.state == State::simd_barrier, active = first.op == LAB_SIMD_ACTIVE;
     auto kind = FAULT_SIMD_DIVERGENCE;
     Lane* lanes = &L->lanes[s.first];
     unsigned index = s.first / SIMD;
@@ -77,7 +77,8 @@ void release_simd(SimdGroup& s, Lane& first) {
         Lane& l = lanes[i];
         if (l.state == State::done) {
             ended = true;
-        } else if (l.state != first.state || l.op != first.op) {
+        } else if (l.state != first.state || l.op != first.op ||
+                   (active && (l.flags != first.flags || !l.same_round(first)))) {
             elsewhere = &l;
         } else {
             if (l.pc != first.pc || l.chain() != first.chain()) suspect = &l;
@@ -87,7 +88,9 @@ void release_simd(SimdGroup& s, Lane& first) {
             std::memcpy(board.data[i], l.shown, l.bytes);
         }
     }
-    if (elsewhere) {
+    if (active) {
+        suspect = nullptr;
+    } else if (elsewhere) {
         diverged(kind, first, elsewhere, ELSEWHERE);
     } else if (ended) {
         diverged(kind, first, nullptr, ENDED);
@@ -103,6 +106,26 @@ void release_simd(SimdGroup& s, Lane& first) {
     if (barrier && (flags & LAB_MEM_THREADGROUP)) s.epoch[1]++;
 }
 
+// A lane of those that go on next, nullptr if none waits for others of its SIMD group. Quads that are whole need not wait
+// for the others, nor do the lanes that are active in a branch, but the others may wait for them.
+Lane* next_to_go(SimdGroup& s) {
+    Lane *any = nullptr, *quad = nullptr, *active = nullptr;
+    Lane* lanes = &L->lanes[s.first];
+    for (unsigned i = 0; i < s.count; i++) {
+        Lane& l = lanes[i];
+        if (l.state != State::simd && l.state != State::simd_barrier) continue;
+        if (!any) any = &l;
+        if (l.state == State::simd && l.op == LAB_SIMD_ACTIVE && !active) active = &l;
+        if (l.state != State::simd || !(l.op & LAB_QUAD)) continue;
+        if (!quad) quad = &l;
+        bool whole = true;
+        for (unsigned k = i & ~3u; k < (i | 3) + 1 && k < s.count; k++)
+            whole = whole && lanes[k].state == State::simd && lanes[k].op == l.op;
+        if (whole) return &l;
+    }
+    return active ? active : quad ? quad : any;
+}
+
 // Until every lane of the SIMD group has ended or waits for the threadgroup.
 void run_simd(SimdGroup& s) {
     for (;;) {
@@ -110,18 +133,7 @@ void run_simd(SimdGroup& s) {
         for (unsigned i = 0; i < s.count && !L->aborted; i++)
             if (L->lanes[s.first + i].state == State::ready) resume(L->lanes[s.first + i]);
         if (L->aborted) return;
-        Lane* waiting = nullptr;
-        for (unsigned i = 0; i < s.count && !waiting; i++) {
-            Lane& l = L->lanes[s.first + i];
-            if (l.state == State::simd || l.state == State::simd_barrier) waiting = &l;
-        }
-        // Quads need not wait for the others, but the others may wait for them.
-        for (unsigned i = 0; i < s.count; i++) {
-            Lane& l = L->lanes[s.first + i];
-            if (l.state != State::simd || !(l.op & LAB_QUAD)) continue;
-            waiting = &l;
-            break;
-        }
+        Lane* waiting = next_to_go(s);
         if (!waiting) return;
         release_simd(s, *waiting);
         check_time();
@@ -230,6 +242,17 @@ lab_board* lab_simd(const void* value, unsigned bytes, int op) {
     me.bytes = bytes;
     me.op = op;
     me.flags = 0;
+    me.pc = reinterpret_cast<uintptr_t>(__builtin_return_address(0));
+    lab::wait(lab::State::simd);
+    return me.board;
+}
+
+lab_board* lab_simd_of_active(const void* value, unsigned bytes, int line) {
+    lab::Lane& me = *L->current;
+    std::memcpy(me.shown, value, bytes);
+    me.bytes = bytes;
+    me.op = LAB_SIMD_ACTIVE;
+    me.flags = line;
     me.pc = reinterpret_cast<uintptr_t>(__builtin_return_address(0));
     lab::wait(lab::State::simd);
     return me.board;

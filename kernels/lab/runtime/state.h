@@ -28,7 +28,7 @@ struct Lane {
     Context context;
     State state = State::done;
     int op = 0;            // of the SIMD operation it waits in
-    int flags = 0;         // of the barrier it waits in
+    int flags = 0;         // of the barrier it waits in; the line of an operation over the active lanes
     unsigned bytes = 0;    // of what it shows the others
     uintptr_t pc = 0;      // where it waits
     char* stack = nullptr;

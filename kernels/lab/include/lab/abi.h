@@ -78,9 +78,11 @@ struct lab_board {
     unsigned present;  // bit per lane that exists (the last SIMD group of a group may be short)
     unsigned done;     // result is computed
 };
-enum lab_simd_op { LAB_SIMD_REDUCE, LAB_SIMD_SHUFFLE, LAB_SIMD_BALLOT, LAB_SIMD_MATRIX, LAB_SIMD_BARRIER };
+enum lab_simd_op { LAB_SIMD_REDUCE, LAB_SIMD_SHUFFLE, LAB_SIMD_BALLOT, LAB_SIMD_MATRIX, LAB_SIMD_BARRIER, LAB_SIMD_ACTIVE };
 enum { LAB_QUAD = 1 << 20 };  // or-ed to an operation that needs the lanes of its quad only
 LAB_CONVERGENT lab_board* lab_simd(const void* value, unsigned bytes, int op);
+// The same for an operation over whichever lanes come to it (by its line), for whom the others need not wait.
+LAB_CONVERGENT lab_board* lab_simd_of_active(const void* value, unsigned bytes, int line);
 void lab_read_inactive(unsigned lane);  // a shuffle took the value of a lane that does not take part
 
 enum { LAB_MEM_NONE = 0, LAB_MEM_DEVICE = 1, LAB_MEM_THREADGROUP = 2, LAB_MEM_TEXTURE = 4 };
