@@ -101,10 +101,10 @@ struct Launch {
     unsigned still = 0;       // looks in a row at which nothing had happened
     sigjmp_buf crash;
 
-    // The threadgroup variable whose part of slot 0 has this address, -1 for none.
+    // The threadgroup variable whose part of slot 0 has this address, the last one behind them; -1 if there is none.
     int array_at(uintptr_t address) const {
         uint64_t part = (address - arena.slots[0].lo) / arena.part();
-        return part < owners.size() ? owners[part] : -1;
+        return owners.empty() ? -1 : owners[part < owners.size() ? part : owners.size() - 1];
     }
 };
 
