@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from . import compiler
+from .dialect import find_outside_dialect
 from .dtypes import Sparse, as_array
 from .errors import CompilerMissing, LabError
 from .kernel import MetalKernel
@@ -146,7 +147,7 @@ def _check(
         source = lines[line - 1] if 0 < line <= len(lines) else ""
         found.append(TypeFinding(variant, message, file, line, source))
 
-    for message, file, line in find_untyped_pointers(preprocessed):
+    for message, file, line in [*find_untyped_pointers(preprocessed), *find_outside_dialect(preprocessed)]:
         add(message, file, line)
     text, instances, outside = rewrite_for_check(preprocessed)
     for name, file, line in outside:
