@@ -319,7 +319,7 @@ def _share(t: Tokens, i: int, shared: str) -> int:
     return end
 
 
-def _members(t: Tokens) -> set[str]:
+def members_like_swizzles(t: Tokens) -> set[str]:
     """Names that look like swizzles in the bodies of structures, outside of their functions."""
     own = set()
     for i, text in enumerate(t.text):
@@ -342,7 +342,7 @@ def _members(t: Tokens) -> set[str]:
 
 def _rewrite_swizzles(t: Tokens) -> None:
     """`v.xyz` becomes a call; names of members that the text itself declares (`ab`) are left alone."""
-    own = _members(t)
+    own = members_like_swizzles(t)
     for i, text in enumerate(t.text):
         if t.kind[i] != "name" or not _SWIZZLE.match(text) or text in own:
             continue
