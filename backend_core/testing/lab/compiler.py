@@ -22,6 +22,7 @@ from pathlib import Path
 
 from ...paths import CACHE_ENV, cache_dir
 from .errors import CompilerMissing, LabError
+from .outlined import hands_over_values
 
 # Accesses keep the width that the kernel's text gives them (no merging, splitting or widening), half is rounded
 # after every operation, locals that nobody has written hold a pattern, and checks report instead of ending the process.
@@ -212,6 +213,8 @@ def build(text: str, texts: dict[str, str]) -> Path:
         object_file = Path(scratch) / "kernel.o"
         command = [*compiler.command, *flags, f"-I{lab_files() / 'include'}", "-c", str(source), "-o", str(object_file)]
         done = _run(command)
+        if not done.returncode and hands_over_values(object_file, text):
+            done = _run([*command, "-DLAB_INLINE_ALL"])
         if done.returncode:
             raise LabError(describe_errors(done.stderr, texts))
         link = ["-shared", "-Wl,-Bsymbolic", "-Wl,--no-undefined", str(object_file), str(runtime)]

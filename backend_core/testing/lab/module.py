@@ -86,11 +86,21 @@ def _attributes(kernel: KernelText) -> list[tuple[str, str]]:
     return out
 
 
-#: A structure or vector that is handed to a function as it lies in memory, or stored as one returns it, is no access that
-#: compilers instrument. So all functions of the text become part of the kernel, as they do on the device: g++ is told by
-#: `flatten`, clang function by function.
-_INLINE = "#ifdef __clang__\n#pragma clang attribute push(__attribute__((always_inline)), apply_to = function)\n#endif\n"
-_NO_MORE_INLINE = "#ifdef __clang__\n#pragma clang attribute pop\n#endif"
+#: Where compiler.build asks for it, all functions of the text become part of the kernel: g++ is told by `flatten`, clang
+#: function by function.
+_INLINE = """#define LAB_WHOLE
+#ifdef LAB_INLINE_ALL
+#ifdef __clang__
+#pragma clang attribute push(__attribute__((always_inline)), apply_to = function)
+#else
+#undef LAB_WHOLE
+#define LAB_WHOLE __attribute__((flatten))
+#endif
+#endif
+"""
+_NO_MORE_INLINE = """#if defined(LAB_INLINE_ALL) && defined(__clang__)
+#pragma clang attribute pop
+#endif"""
 
 
 def _glue(found: Rewritten, entries: dict[str, str]) -> tuple[str, dict[str, KernelText]]:
@@ -118,7 +128,7 @@ def _glue(found: Rewritten, entries: dict[str, str]) -> tuple[str, dict[str, Ker
                 params.append(f"lab_invoke::describe<{i}, {signature}>(2, 0)")
         call = f"{expression}({', '.join(arguments)});"
         where = "auto* lab_w = lab_where(); (void)lab_w;"
-        out.append(f"__attribute__((flatten)) static void lab_run_{number}() {{ {where} {call} }}")
+        out.append(f"LAB_WHOLE static void lab_run_{number}() {{ {where} {call} }}")
         # A zero-length table is no C++, so one more row ends it.
         out.append(f"static const lab_param lab_params_{number}[] = {{{', '.join([*params, '{3, 0, 0, 0}'])}}};")
         quoted = name.replace("\\", "\\\\").replace('"', '\\"')
