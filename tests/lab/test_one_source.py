@@ -64,7 +64,8 @@ def test_what_both_have(tmp_path: Path, body: str) -> None:
 def test_functions_of_the_file(tmp_path: Path) -> None:
     own = "METAL_FUNC float clamp(float v) { return min(v, 1.0f); }\n"
     assert find_metal_only(kernel(tmp_path, "y[i] = clamp(x[i]);", own)) == []
-    (found,) = find_metal_only(kernel(tmp_path, "y[i] = f(x[i]);", "METAL_FUNC float f(float v) { return saturate(v); }\n"))
+    other = "METAL_FUNC float f(float v) { return saturate(v); }\n"
+    (found,) = find_metal_only(kernel(tmp_path, "y[i] = f(x[i]);", other))
     assert "'saturate' is a function" in found.message and found.line == 1
 
 

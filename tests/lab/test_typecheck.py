@@ -93,7 +93,7 @@ FAULTS = {
         "kernel void f(device float* o) {\n  float v = 1;\n  const float* p = &v;\n  o[0] = *p;\n}",
         3, "'p' is a pointer without",
     ),
-    "reference variable": ("kernel void f(device float* o) { float v = 1; float& r = v; o[0] = r; }", 1, "'r' is a ref"),
+    "reference variable": ("kernel void f(device float* o) { float v = 1; float& r = v; o[0] = r; }", 1, "'r' is a"),
     "pointer member": ("struct S { float* p; };\nkernel void f(device float* o) { }", 1, "'p' is a pointer without"),
     "pointer as a result": (
         "float* g(device float* p) { return p; }\nkernel void f(device float* o) { }", 1, "'g' returns a pointer"
@@ -156,7 +156,8 @@ NEAR_MISSES = {
         "struct S { device float* p; thread const float& r; };\n"
         "device float* next(device float* p) { return p + 1; }\n"
         "kernel void f(device float* o, device float* q, constant int& n) {\n"
-        "  device float* p = next(o); const device float* const d = p; float v[2]; thread float* t = v; auto u = &v[1];\n"
+        "  device float* p = next(o); const device float* const d = p;\n"
+        "  float v[2]; thread float* t = v; auto u = &v[1];\n"
         "  float a = 2, b = 3, c; c = a * b; t[0] = a * t[1] + (a) * b; int m = n & 1;\n"
         "  bool small = n < 1; if (a < b) c = small ? a * b : a * *u; \n"
         "  o[0] = *(device float*)(d + 1) + c + *(thread int*)t + m + sizeof(device float*); }"

@@ -43,8 +43,11 @@ def declarations(t: Tokens) -> Iterator[Declaration]:
 def _scope(t: Tokens, i: int, end: int, scope: str) -> Iterator[Declaration]:
     i = t.next(i)
     while i < end:
-        if t.text[i] in (";", "}") or (t.text[i] in ("public", "private", "protected") and t.text[t.next(i + 1)] == ":"):
-            i = t.next(t.next(i + 1) + (t.text[i] not in (";", "}")))
+        if t.text[i] in (";", "}"):
+            i = t.next(i + 1)
+            continue
+        if t.text[i] in ("public", "private", "protected") and t.text[t.next(i + 1)] == ":":
+            i = t.next(t.next(i + 1) + 1)
             continue
         first, template = i, False
         while t.text[first] == "template" and t.text[t.next(first + 1)] == "<":

@@ -86,8 +86,8 @@ def _attributes(kernel: KernelText) -> list[tuple[str, str]]:
     return out
 
 
-#: Where compiler.build asks for it, all functions of the text become part of the kernel: g++ is told by `flatten`, clang
-#: function by function.
+#: Where compiler.build asks for it, all functions of the text become part of the kernel: g++ is told by `flatten`,
+#: clang function by function.
 _INLINE = """#define LAB_WHOLE
 #ifdef LAB_INLINE_ALL
 #ifdef __clang__

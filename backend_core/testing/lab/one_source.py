@@ -18,24 +18,26 @@ from .tokens import Tokens
 from .typecheck import TypeFinding
 
 _TYPES = re.compile(
-    r"(?:packed_\w+|(?:bool|bfloat)[234]|half[34]|vec|simdgroup_(?:matrix|u?\w*8x8)|atomic(?:_(?:int|uint|bool|float|ulong))?)\Z"
+    r"(?:packed_\w+|(?:bool|bfloat)[234]|half[34]|vec|simdgroup_(?:matrix|\w*8x8)|"
+    r"atomic(?:_(?:int|uint|bool|float|ulong))?)\Z"
 )
-#: CUDA has structures of these names: memory, without operators, constructors and parts.
+#: CUDA has structures of these names: memory, without operators and constructors.
 _STRUCTURES = re.compile(r"(?:u?char|u?short|u?int|u?long|float)[234]\Z")
 _OPERATORS = set("+-*/%<>|^[") | {"+=", "-=", "*=", "/=", "==", "!=", "<=", ">="}
 _FUNCTIONS = re.compile(r"(?:simd|quad|atomic|simdgroup|pack|unpack)_\w+\Z")
-_LIBRARY = set(
-    """absdiff addsat subsat clz ctz extract_bits insert_bits hadd rhadd mad24 mul24 madhi madsat mulhi max3 min3
-    median3 fmax3 fmin3 fmedian3 reverse_bits rotate clamp mix saturate sign smoothstep step select fract powr tanpi divide
-    dot cross length length_squared normalize distance distance_squared reflect refract faceforward""".split()
-)
+_LIBRARY = {
+    "absdiff", "addsat", "subsat", "clz", "ctz", "extract_bits", "insert_bits", "hadd", "rhadd", "mad24", "mul24",
+    "madhi", "madsat", "mulhi", "max3", "min3", "median3", "fmax3", "fmin3", "fmedian3", "reverse_bits", "rotate", "clamp",
+    "mix", "saturate", "sign", "smoothstep", "step", "select", "fract", "powr", "tanpi", "divide", "dot", "cross", "length",
+    "length_squared", "normalize", "distance", "distance_squared", "reflect", "refract", "faceforward",
+}  # fmt: skip
 _SCOPES = {"metal", "fast", "precise"}
 _SWIZZLE = re.compile(r"(?:[xyzw]{2,4}|[rgba]{2,4})\Z")
 _CONDITION = re.compile(r"[ \t]*#[ \t]*(if|ifdef|ifndef|endif)\b(.*)")
 
 
 def find_metal_only(kernel: SimtKernel) -> list[TypeFinding]:
-    """What of the kernel's functions and body exists on Metal alone, each name once; nothing for a kernel of one device."""
+    """What of the kernel's text exists on Metal alone, each name once; nothing if it is not for CUDA."""
     if "cuda" not in kernel.devices:
         return []
     text = kernel.text("metal")

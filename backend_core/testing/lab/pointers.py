@@ -1,4 +1,7 @@
-"""Finds pointers and references without an address space, which Metal refuses: parameters, variables, members, results."""
+"""Finds pointers and references without an address space, which Metal refuses.
+
+Parameters, variables, members, results of functions, and casts.
+"""
 
 from __future__ import annotations
 

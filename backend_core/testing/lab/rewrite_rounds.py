@@ -1,7 +1,9 @@
 """Makes loops count their rounds where lanes wait for each other in them.
 
-Lanes that reach one SIMD operation or barrier in different rounds of a loop around it are not together there, though they
-wait at the same place. ``for (...) BODY`` becomes ``for (lab_rounds lab_r; lab_r.once();) for (...) if (lab_r.next()) ;
+Lanes that reach one SIMD operation or barrier in different rounds of a loop around it are not together there, though
+they wait at the same place.
+
+``for (...) BODY`` becomes ``for (lab_rounds lab_r; lab_r.once();) for (...) if (lab_r.next()) ;
 else BODY``: the object counts for its lane while it lives, however the loop is left.
 """
 
