@@ -27,9 +27,10 @@ _OPERATORS = set("+-*/%<>|^[") | {"+=", "-=", "*=", "/=", "==", "!=", "<=", ">="
 _FUNCTIONS = re.compile(r"(?:simd|quad|atomic|simdgroup|pack|unpack)_\w+\Z")
 _LIBRARY = {
     "absdiff", "addsat", "subsat", "clz", "ctz", "extract_bits", "insert_bits", "hadd", "rhadd", "mad24", "mul24",
-    "madhi", "madsat", "mulhi", "max3", "min3", "median3", "fmax3", "fmin3", "fmedian3", "reverse_bits", "rotate", "clamp",
-    "mix", "saturate", "sign", "smoothstep", "step", "select", "fract", "powr", "tanpi", "divide", "dot", "cross", "length",
-    "length_squared", "normalize", "distance", "distance_squared", "reflect", "refract", "faceforward",
+    "madhi", "madsat", "mulhi", "max3", "min3", "median3", "fmax3", "fmin3", "fmedian3", "reverse_bits", "rotate",
+    "clamp", "mix", "saturate", "sign", "smoothstep", "step", "select", "fract", "powr", "tanpi", "divide", "dot",
+    "cross", "length", "length_squared", "normalize", "distance", "distance_squared", "reflect", "refract",
+    "faceforward",
 }  # fmt: skip
 _SCOPES = {"metal", "fast", "precise"}
 _SWIZZLE = re.compile(r"(?:[xyzw]{2,4}|[rgba]{2,4})\Z")

@@ -13,8 +13,8 @@ from pathlib import Path
 
 _SCALARS = {
     "void", "bool", "char", "short", "int", "long", "float", "half", "double", "_Float16", "unsigned", "signed",
-    "uchar", "ushort", "uint", "ulong", "int8_t", "uint8_t", "int16_t", "uint16_t", "int32_t", "uint32_t", "int64_t", "uint64_t",
-    "size_t", "ptrdiff_t", "float16_t",
+    "uchar", "ushort", "uint", "ulong", "int8_t", "uint8_t", "int16_t", "uint16_t", "int32_t", "uint32_t",
+    "int64_t", "uint64_t", "size_t", "ptrdiff_t", "float16_t",
 }  # fmt: skip
 #: The lab's own functions, which are given copies.
 _OWN = re.compile(r"(?:\S* )?(?:lab_\w+|metal::lab_simd_detail::|_sub_I_|_GLOBAL__|__)")
