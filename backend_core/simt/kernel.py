@@ -60,6 +60,8 @@ class SimtKernel:
         ``threadgroup_bytes(launch) -> int``: threadgroup memory that a launch takes.
     eligible
         ``eligible(**facts) -> str``: why the kernel cannot serve, "" if it can.
+    devices
+        What its text is written for. The lab's report refuses what CUDA does not have in a kernel for both.
     """
 
     name: str
@@ -70,6 +72,7 @@ class SimtKernel:
     geometry: Callable[..., Launch]
     threadgroup_bytes: Callable[[Launch], int] = lambda launch: 0
     eligible: Callable[..., str] = lambda **facts: ""
+    devices: tuple[str, ...] = ("metal", "cuda")
 
     def text(self, target: str) -> KernelText:
         """Functions and body for ``"metal"`` or ``"cuda"``."""
@@ -81,12 +84,14 @@ class SimtKernel:
         Raises ValueError if the kernel is not made for them, or if template parameters are not the kernel's or
         threadgroup memory is more than the device has.
         """
+        if (device := facts.get("device", "metal")) not in self.devices:
+            raise ValueError(f"kernel {self.name!r} does not run on {device!r}")
         if reason := self.eligible(**facts):
             raise ValueError(f"kernel {self.name!r}: {reason}")
         launch = self.geometry(**facts)
         if (names := tuple(name for name, _ in launch.template)) != self.template:
             raise ValueError(f"kernel {self.name!r} has the template parameters {self.template}, not {names}")
-        most = shared_memory.of_arrays(facts.get("device", "metal"))
+        most = shared_memory.of_arrays(device)
         if (size := self.threadgroup_bytes(launch)) > most:
             raise ValueError(f"kernel {self.name!r}: {size} bytes of threadgroup memory; there are {most}")
         return launch

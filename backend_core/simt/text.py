@@ -171,6 +171,19 @@ def _sections(target: str) -> tuple[str, list[tuple[set[str], str]]]:
     return plain(parts[0]), sections
 
 
+def positions_on_cuda() -> frozenset[str]:
+    """Metal's positions that a body may name on CUDA."""
+    return frozenset(_POSITIONS)
+
+
+@functools.cache
+def names_on_cuda() -> frozenset[str]:
+    """What CUDA's prelude has under Metal's names."""
+    always, sections = _sections("cuda")
+    defined = re.findall(r"^(?:#define|typedef .*?) (\w+)(?:;| |$)", always, re.MULTILINE)
+    return frozenset(defined).union(*(names for names, _ in sections))
+
+
 def preludes() -> Any:
     """The directory of the preludes: beside the package in a source tree, else in the package."""
     # The source tree first: an editable installation also holds copies, of when it was installed.

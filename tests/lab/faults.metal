@@ -27,6 +27,60 @@ kernel void bad_write_beyond(device float* o, uint i [[thread_position_in_grid]]
 kernel void good_write_to_the_end(device float* o, uint i [[thread_position_in_grid]]) {
     if (i < 64) o[i] = 1;
 }
+// What is handed over by value is an access like others, whether the function is inlined or not.
+struct Two {
+    float a, b;
+};
+static float of_vector(float4 v) {
+    return sin(v.x) + cos(v.y) * exp(v.z) + v.w;
+}
+__attribute__((noinline)) static float of_struct(Two t) {
+    return sin(t.a) + cos(t.b);
+}
+static Two make(float x) {
+    Two t;
+    t.a = sin(x);
+    t.b = cos(x) + exp(x);
+    return t;
+}
+kernel void bad_vector_by_value(device const float* a, device float* o, uint i [[thread_position_in_grid]]) {
+    o[i] = i < 17 ? of_vector(((device const float4*)a)[i]) : 0;  // out-of-bounds-read
+}
+kernel void good_vector_by_value(device const float* a, device float* o, uint i [[thread_position_in_grid]]) {
+    o[i] = i < 16 ? of_vector(((device const float4*)a)[i]) : 0;
+}
+kernel void bad_struct_by_value(device const float* a, device float* o, uint i [[thread_position_in_grid]]) {
+    o[i] = i < 33 ? of_struct(((device const Two*)a)[i]) : 0;  // out-of-bounds-read
+}
+kernel void bad_struct_returned(device const float* a, device float* o, uint i [[thread_position_in_grid]]) {
+    o[i] = 0;
+    if (i == 0) ((device Two*)o)[32] = make(a[i]);  // out-of-bounds-write
+}
+kernel void bad_bfloat_by_value(device float* o, uint i [[thread_position_in_threadgroup]]) {
+    threadgroup bfloat s[64];
+    s[i] = bfloat(1.0f);
+    o[i] = exp(float(s[63 - i]));  // race
+}
+kernel void bad_vector_by_value_unwritten(device float* o, uint i [[thread_position_in_threadgroup]]) {
+    threadgroup float4 s[64];
+    o[i] = of_vector(s[i]);  // uninitialised-read
+}
+
+kernel void bad_another_array(device float* o, uint i [[thread_position_in_threadgroup]]) {
+    threadgroup float s[64], t[1024];
+    s[i] = 1;
+    for (uint k = 0; k < 16; k++) t[16 * i + k] = 2;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    threadgroup float* p = s;
+    o[i] = p[i + 512] + t[i];  // out-of-bounds-read
+}
+kernel void bad_another_array_far_away(device float* o, uint i [[thread_position_in_threadgroup]]) {
+    threadgroup float s[64], t[1024];
+    s[i] = t[i] = o[i] = 1;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    threadgroup float* p = t;
+    o[i] = p[i - 0x4000000];  // out-of-bounds-read
+}
 kernel void bad_threadgroup_beyond(device float* o, uint i [[thread_position_in_threadgroup]]) {
     threadgroup float s[64];
     threadgroup float* p = s;
@@ -199,6 +253,47 @@ kernel void bad_atomic_and_plain(device atomic_uint* n, device float* o, uint i 
     atomic_fetch_add_explicit(n, 1u, memory_order_relaxed);
     o[i] = ((device uint*)n)[0];  // race
 }
+#define ADD(n) atomic_fetch_add_explicit((threadgroup atomic_uint*)&n, 1u, memory_order_relaxed)
+kernel void bad_atomic_after_its_start(device float* o, uint i [[thread_position_in_threadgroup]]) {
+    threadgroup uint n;
+    if (i == 0) n = 0;
+    ADD(n);  // race
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    o[i] = n;
+}
+kernel void good_atomic_after_its_start(device float* o, uint i [[thread_position_in_threadgroup]]) {
+    threadgroup uint n;
+    if (i == 0) n = 0;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    ADD(n);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    o[i] = n;
+}
+kernel void bad_plain_read_of_the_last(device float* o, uint i [[thread_position_in_threadgroup]]) {
+    threadgroup uint n;
+    if (i == 0) n = 0;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    uint before = ADD(n);
+    o[i] = before == 63 ? n : 0;  // race
+}
+kernel void good_atomic_read_of_the_last(device float* o, uint i [[thread_position_in_threadgroup]]) {
+    threadgroup atomic_uint n;
+    if (i == 0) atomic_store_explicit(&n, 0u, memory_order_relaxed);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    uint before = atomic_fetch_add_explicit(&n, 1u, memory_order_relaxed);
+    o[i] = before == 63 ? atomic_load_explicit(&n, memory_order_relaxed) : 0;
+}
+kernel void bad_plain_read_of_the_first(device atomic_uint* n, device float* o, uint i [[thread_position_in_grid]]) {
+    o[i] = 0;
+    if (i == 0) o[i] = ((device uint*)n)[0];
+    atomic_fetch_add_explicit(n, 1u, memory_order_relaxed);  // race
+}
+kernel void good_atomic_and_plain_of_one_lane(device atomic_uint* n, device float* o, uint i [[thread_position_in_grid]]) {
+    o[i] = 0;
+    if (i != 7) return;
+    atomic_fetch_add_explicit(n, 1u, memory_order_relaxed);
+    o[i] = ((device uint*)n)[0];
+}
 kernel void good_atomic(device atomic_uint* n, device float* o, uint i [[thread_position_in_grid]]) {
     atomic_fetch_add_explicit(n, 1u, memory_order_relaxed);
     o[i] = atomic_load_explicit(n, memory_order_relaxed) > 0;
@@ -295,6 +390,85 @@ kernel void good_simd_even_loop(device float* o, uint i [[thread_position_in_thr
     for (uint k = i % 32; k < 96; k += 32) s += simd_sum(1.0f);
     o[i] = s;
 }
+kernel void bad_simd_in_turn(device float* o, uint i [[thread_position_in_threadgroup]]) {
+    float r = 0;
+    for (uint k = 0; k < 4; k++)
+        if (k == i % 4) r = simd_sum(1.0f);  // simd-divergence
+    o[i] = r;
+}
+kernel void bad_simd_in_turn_unrolled(device float* o, uint i [[thread_position_in_threadgroup]]) {
+    float r = 0;
+#pragma unroll
+    for (uint k = 0; k < 4; k++) {
+        if (k == i % 4) r = simd_sum(1.0f);  // simd-divergence
+    }
+    o[i] = r;
+}
+kernel void bad_simd_in_turn_of_two_loops(device float* o, uint i [[thread_position_in_threadgroup]]) {
+    float r = 0;
+    uint k = 0;
+    do {
+        uint j = 0;
+        while (j < 2) {
+            if (2 * k + j == i % 4) r = simd_sum(1.0f);  // simd-divergence
+            j++;
+        }
+    } while (++k < 2);
+    o[i] = r;
+}
+kernel void good_simd_turns_of_simdgroups(device float* o, uint i [[thread_position_in_threadgroup]]) {
+    float r = 0;
+    for (uint k = 0; k < 4; k++) {
+        if (k == i / 32) r += simd_sum(1.0f);
+        if (i % 32 == 3) continue;
+        r += 1;
+    }
+    uint rest = i % 8;
+    while (simd_any(rest > 0)) {
+        for (uint j = 0; j < rest; j++) r += 1;  // as often as the lane likes
+        if (rest) rest--;
+    }
+    if (i < 32)
+        for (uint k = 0; k < 2; k++)
+            for (uint j = 0; j <= k; j++) r += simd_max(r);
+    else
+        r = 1;
+    do
+        r += quad_sum(1.0f);
+    while (simd_sum(r) < 0);
+    o[i] = r;
+}
+kernel void bad_barrier_in_turn(device float* o, uint i [[thread_position_in_threadgroup]]) {
+    for (uint k = 0; k < 2; k++)
+        if (k == i / 32) threadgroup_barrier(mem_flags::mem_none);  // barrier-divergence
+    o[i] = 1;
+}
+kernel void good_turns_before_a_barrier(device float* o, uint i [[thread_position_in_threadgroup]]) {
+    threadgroup float s[64];
+    float r = 0;
+    for (uint k = 0; k < 3; k++) {
+        for (uint j = 0; j < i % 5; j++) r += j;
+        s[i] = r;
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        r = s[63 - i];
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
+    o[i] = r;
+}
+kernel void good_first_of_a_branch(device float* o, uint i [[thread_position_in_threadgroup]]) {
+    float r = 0;
+    if (i & 1) {
+        if (simd_is_first()) r = 1;
+        r += simd_broadcast_first(r);
+    } else {
+        r = popcount(uint(ulong(simd_active_threads_mask())));
+    }
+    o[i] = r + simd_sum(r);
+}
+kernel void bad_all_of_a_branch(device float* o, uint i [[thread_position_in_threadgroup]]) {
+    o[i] = 0;
+    if ((i & 1) && simd_all(true)) o[i] = 1;  // simd-divergence
+}
 kernel void bad_shuffle_from_nobody(device float* o, uint i [[thread_position_in_threadgroup]]) {
     o[i] = simd_shuffle(float(i), 40);  // inactive-lane
 }
@@ -330,6 +504,25 @@ kernel void good_overflow(device float* o, constant int& n, uint i [[thread_posi
     uint wraps = (uint)n * 0x10000000u;
     o[i] = at + wraps;
 }
+kernel void bad_shift(device float* o, constant int& n, uint i [[thread_position_in_grid]]) {
+    int row = n * 0x8000001 + int(i);
+    o[i] = row << 4;  // signed-overflow
+}
+kernel void bad_shift_assigned(device float* o, constant int& n, uint i [[thread_position_in_grid]]) {
+    long row = n * 0x0800000100000000;
+    row <<= i > 70 ? 1 : 4;  // signed-overflow
+    o[i] = row;
+}
+kernel void good_shifts(device float* o, constant int& n, uint i [[thread_position_in_grid]]) {
+    constexpr int size = 1 << 3;
+    float v[1 << 2] = {1, 2, 3, 4};
+    int bits = (n * 127 << 24 ^ 1 << 31) + (-n << 4) + (int8_t(-n * 40) << 8);
+    uint wraps = ((uint)n << 31) + (0xffffffffu << size);
+    uint2 both = uint2(wraps, n) << 5;
+    ushort small = 0xffff;
+    small <<= 9;
+    o[i] = bits + both.x + (both << uint2(1, 30)).y + small + v[i & 3] + ((long)n << 40);
+}
 kernel void bad_division(device float* o, constant int& n, uint i [[thread_position_in_grid]]) {
     o[i] = i;
     o[i] = (int)i / (n - 2);  // division-by-zero
@@ -338,6 +531,30 @@ kernel void bad_local_array(device float* o, constant int& n, uint i [[thread_po
     float v[4] = {1, 2, 3, 4};
     o[i] = v[n + 1];
     o[i] = v[n + 2];  // array-bounds
+}
+kernel void bad_index_of_array(device float* o, constant int& n, uint i [[thread_position_in_grid]]) {
+    array<float, 4> v = {1, 2, 3, 4};
+    o[i] = v[n + 1];
+    o[i] = v[n + 2];  // array-bounds
+}
+kernel void bad_index_of_vector(device float* o, constant int& n, uint i [[thread_position_in_grid]]) {
+    float4 v = i;
+    o[i] = v[n + 1];
+    v[n + 2] = 1;  // array-bounds
+    o[i] = v.x;
+}
+kernel void bad_index_of_three(device float* o, constant int& n, uint i [[thread_position_in_grid]]) {
+    float3 v = i;
+    packed_float3 p = v;
+    o[i] = v[n] + p[n];
+    o[i] = v[n + 1];  // array-bounds
+}
+kernel void bad_index_of_member(device float* o, constant int& n, uint i [[thread_position_in_grid]]) {
+    struct {
+        float v[3];
+    } s;
+    s.v[0] = s.v[n] = 1;
+    o[i] = s.v[n + 1];  // array-bounds
 }
 kernel void bad_row_of_matrix(device float* o, constant int& n, uint i [[thread_position_in_threadgroup]]) {
     threadgroup float m[4][8];
@@ -360,6 +577,20 @@ kernel void good_threadgroup_memory(device float* o, uint i [[thread_position_in
     a[i] = 1;
     if (i == 0) b = 1;
     o[i] = a[i];
+}
+#define PART(v) { threadgroup float s[SIZE]; s[i] = v; threadgroup_barrier(mem_flags::mem_threadgroup); r += s[63 - i]; }
+kernel void good_one_name_on_one_line(device float* o, uint i [[thread_position_in_threadgroup]]) {
+    float r = 0;
+#define SIZE 64
+    PART(1) PART(2)
+    o[i] = r;
+}
+kernel void bad_one_name_on_one_line(device float* o, uint i [[thread_position_in_threadgroup]]) {  // threadgroup-memory
+    float r = 0;
+#undef SIZE
+#define SIZE 5000
+    PART(1) PART(2)
+    o[i] = r;
 }
 #define MANY(n) threadgroup float n##0[256], n##1[256], n##2[256], n##3[256], n##4[256], n##5[256], n##6[256], n##7[256]
 kernel void good_declarations(device float* o, uint i [[thread_position_in_threadgroup]]) {

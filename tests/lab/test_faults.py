@@ -145,6 +145,36 @@ def test_guard_zone_reads_go_on_and_far_ones_end_the_launch() -> None:
     assert far.outputs[0][0] == 0  # lane 0 came first and read element 0
 
 
+def test_rounds_count_around_calls() -> None:
+    source = """inline float total(float x) { return metal::simd_sum(x); }
+    inline float twice(float x) { return 2 * total(x); }
+    kernel void f(device float* o, uint i [[thread_position_in_threadgroup]]) {
+        float r = 0;
+        for (uint k = 0; k < 4; k++) if (k == i % 4 || k == CONDITION) r = twice(1);
+        o[i] = r;
+    }"""
+    o = np.zeros(32, np.float32)
+
+    def run(condition: str) -> lab.Report:
+        return lab.run_msl(source, "f", {0: o}, (32, 1, 1), (32, 1, 1), outputs=[0], defines=[condition]).report
+
+    (fault,) = run("CONDITION=4").faults
+    assert fault.kind == "simd-divergence" and "in another round of a loop" in fault.message
+    assert run("CONDITION=k").faults == ()
+
+
+def test_what_is_handed_over_by_value_is_counted() -> None:
+    source = """struct Part { half4 v[2]; };
+    float f(Part p) { return metal::sin(float(p.v[0].x)) + p.v[1].w; }
+    kernel void k(device const Part* a, device float* o, uint i [[thread_position_in_grid]]) { o[i] = f(a[i]); }"""
+    buffers = {0: np.ones(64 * 8, np.float16), 1: np.zeros(64, np.float32)}
+    report = lab.run_msl(source, "k", buffers, (64, 1, 1), (64, 1, 1), outputs=[1]).report
+    assert report.faults == ()
+    if lab.find_compiler().gcc:
+        assert (report.buffers["a"].bytes_read, report.buffers["a"].read_transactions) == (1024, 8)
+    assert report.buffers["a"].bytes_read >= 64 * 10  # clang loads the parts that are used
+
+
 def test_far_too_much_threadgroup_memory() -> None:
     source = """kernel void f(device float* o, threadgroup float* s, uint i [[thread_position_in_threadgroup]]) {
         threadgroup float big[2000000];

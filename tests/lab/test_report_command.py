@@ -79,6 +79,7 @@ def test_a_kernel_that_keeps_its_contract(plugin, capsys) -> None:
         (GOOD, {}, 0, "bytes of threadgroup memory, not 0"),
         (GOOD, {"shapes": {"x": (16,)}}, 16, "buffers do not fit the contract"),
         (GOOD.replace("x[i] +", "missing +"), {}, 16, "toy.metal:7"),
+        (GOOD.replace("x[i] +", "quad_max(x[i]) +"), {}, 16, "'quad_max' is a function that Metal alone has"),
     ],
 )
 def test_what_breaks_it(plugin, capsys, text, over, given, said) -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from ...paths import CACHE_ENV, cache_dir
 from .errors import CompilerMissing, LabError
+from .outlined import hands_over_values
 
 # Accesses keep the width that the kernel's text gives them (no merging, splitting or widening), half is rounded
 # after every operation, locals that nobody has written hold a pattern, and checks report instead of ending the process.
@@ -29,15 +30,16 @@ from .errors import CompilerMissing, LabError
 _GCC_FLAGS = [
     "-fno-tree-sra", "-fno-ipa-sra", "-fno-store-merging", "-fno-tree-vectorize", "-fno-tree-slp-vectorize",
     "-fno-tree-loop-distribute-patterns", "-fno-var-tracking", "-fno-var-tracking-assignments",
+    "-fsanitize=bounds-strict",
 ]  # fmt: skip
 _CLANG_FLAGS = [
     "-fno-vectorize", "-fno-slp-vectorize", "-fexcess-precision=16", "-fno-sanitize-trap=all",
-    "-fsanitize-recover=all", "-mllvm", "-tsan-instrument-read-before-write",
+    "-fsanitize-recover=all", "-mllvm", "-tsan-instrument-read-before-write", "-fstrict-flex-arrays=3",
 ]  # fmt: skip
 _KERNEL_FLAGS = [
     "-std=c++20", "-O1", "-g1", "-gdwarf-4", "-pipe", "-fPIC", "-w", "-fsigned-char", "-fno-exceptions", "-fno-rtti",
     "-fno-strict-aliasing", "-ffp-contract=off", "-fno-math-errno", "-Wno-reserved-user-defined-literal",
-    "-ftrivial-auto-var-init=pattern", "-fno-finite-loops",
+    "-ftrivial-auto-var-init=pattern", "-fno-finite-loops", "-fno-semantic-interposition",
     "-fsanitize=thread,alignment,signed-integer-overflow,integer-divide-by-zero,bounds",
 ]  # fmt: skip
 _RUNTIME_FLAGS = ["-std=c++20", "-O2", "-fPIC"]
@@ -257,6 +259,8 @@ def build(text: str, texts: dict[str, str]) -> Path:
             command.append(f"-fdebug-prefix-map={scratch}={TEXT_FOLDER.rstrip('/')}")
         command += [f"-I{OWN_FOLDER.rstrip('/')}", "-c", str(source), "-o", str(object_file)]
         done = _run(command, folder=scratch)
+        if not done.returncode and hands_over_values(object_file, text):
+            done = _run([*command, "-DLAB_INLINE_ALL"], folder=scratch)
         if done.returncode:
             raise LabError(describe_errors(done.stderr, texts))
         link = ["-shared", "-Wl,-Bsymbolic", "-Wl,--no-undefined", str(object_file), str(runtime)]

@@ -52,7 +52,7 @@ def describe(raw: launch_abi.Fault, module: Module, names: Names) -> Fault | Non
                 return None
             # Both may wait in one function that was called from two places.
             common = 0
-            while common < min(len(here), len(elsewhere)) and here[common] == elsewhere[common]:
+            while raw.value != 4 and common < min(len(here), len(elsewhere)) and here[common] == elsewhere[common]:
                 common += 1
             place = in_kernel(here[common:], module.texts) or place
             elsewhere = elsewhere[common:] or elsewhere
@@ -96,6 +96,8 @@ def _message(kind: str, raw: launch_abi.Fault, where: str, there: Place | None) 
         whose = "its SIMD group" if kind == "simd-divergence" else "its threadgroup"
         if raw.value == 3:
             return f"{me} waits in {what}, but lanes of {whose} have left the kernel"
+        if raw.value == 4:
+            return f"{me} waits in {what}, but {_lane(raw, True)} of {whose} does so in another round of a loop"
         return f"{me} waits in {what}, but {_lane(raw, True)} of {whose} is elsewhere{_elsewhere(there)}"
     if kind == "inactive-lane":
         return f"{me} takes the value of lane {raw.value} of its SIMD group, which does not take part"
@@ -103,7 +105,8 @@ def _message(kind: str, raw: launch_abi.Fault, where: str, there: Place | None) 
         start = ", and the buffer itself starts at none" if raw.space == 0 and raw.offset % raw.value == 0 else ""
         return f"{me} reaches {where} as a type that has to lie at a multiple of {raw.value} bytes{start}"
     if kind == "signed-overflow":
-        return f"{me}: the result of signed {chr(raw.value)} does not fit its type"
+        operator = "<<" if raw.value == ord("<") else chr(raw.value)
+        return f"{me}: the result of signed {operator} does not fit its type"
     if kind == "division-by-zero":
         return f"{me} divides by zero, or the smallest integer by -1"
     if kind == "array-bounds":

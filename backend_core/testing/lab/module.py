@@ -87,9 +87,26 @@ def _attributes(kernel: KernelText) -> list[tuple[str, str]]:
     return out
 
 
+#: Where compiler.build asks for it, all functions of the text become part of the kernel: g++ is told by `flatten`,
+#: clang function by function.
+_INLINE = """#define LAB_WHOLE
+#ifdef LAB_INLINE_ALL
+#ifdef __clang__
+#pragma clang attribute push(__attribute__((always_inline)), apply_to = function)
+#else
+#undef LAB_WHOLE
+#define LAB_WHOLE __attribute__((flatten))
+#endif
+#endif
+"""
+_NO_MORE_INLINE = """#if defined(LAB_INLINE_ALL) && defined(__clang__)
+#pragma clang attribute pop
+#endif"""
+
+
 def _glue(found: Rewritten, entries: dict[str, str]) -> tuple[str, dict[str, KernelText]]:
     """C++ text with a table of entries: host name -> function expression."""
-    out = ['# 1 "lab"', "static const unsigned lab_zero[3] = {0, 0, 0};"]
+    out = ['# 1 "lab"', _NO_MORE_INLINE, "static const unsigned lab_zero[3] = {0, 0, 0};"]
     rows, kernels = [], {}
     for number, (name, expression) in enumerate(entries.items()):
         base = expression.split("<")[0].split("::")[-1].strip()
@@ -111,7 +128,8 @@ def _glue(found: Rewritten, entries: dict[str, str]) -> tuple[str, dict[str, Ker
                 arguments.append(f"lab_invoke::position<{kind}>({POSITIONS[attribute]})")
                 params.append(f"lab_invoke::describe<{i}, {signature}>(2, 0)")
         call = f"{expression}({', '.join(arguments)});"
-        out.append(f"static void lab_run_{number}() {{ auto* lab_w = lab_where(); (void)lab_w; {call} }}")
+        where = "auto* lab_w = lab_where(); (void)lab_w;"
+        out.append(f"LAB_WHOLE static void lab_run_{number}() {{ {where} {call} }}")
         # A zero-length table is no C++, so one more row ends it.
         out.append(f"static const lab_param lab_params_{number}[] = {{{', '.join([*params, '{3, 0, 0, 0}'])}}};")
         quoted = name.replace("\\", "\\\\").replace('"', '\\"')
@@ -142,7 +160,7 @@ def generate(text: str, functions: tuple[str, ...], include: str) -> tuple[str, 
     glue, kernels = _glue(found, entries)
     flags = "".join(f"static bool {v}_is_defined;\n" for v in found.constants)
     head = f'#include "{include}"\n{flags}#define is_function_constant_defined(x) x##_is_defined\n'
-    return head + found.text + "\n" + glue, kernels
+    return head + _INLINE + found.text + "\n" + glue, kernels
 
 
 def _param(text: KernelText, raw: launch_abi.Param, i: int) -> Param:

@@ -17,6 +17,7 @@ from backend_core.simt import SimtKernel, arguments
 from . import dtypes, typecheck
 from .cases import Case
 from .errors import CompilerMissing, LabError
+from .one_source import find_metal_only
 from .report import BufferCounts
 
 #: What is shown of each buffer: its size, what all lanes request, what of it is touched, what the contract says.
@@ -87,6 +88,7 @@ def run(kernel: SimtKernel, case: Case) -> Finding:
     found.promised_bytes = kernel.threadgroup_bytes(case.launch)
     types = [getattr(dtypes, dtype) for _, dtype in case.outputs]
     how = arguments(case.launch, dtypes)
+    found.wrong += [str(f) for f in find_metal_only(kernel)]
     try:
         result = kernel.lab()(
             inputs=list(case.inputs), output_shapes=[shape for shape, _ in case.outputs], output_dtypes=types,

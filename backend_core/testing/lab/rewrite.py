@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass, field
 
 from .errors import LabError
+from .rewrite_rounds import count_rounds
+from .rewrite_shifts import check_shifts
 from .tokens import Tokens
 from .twins import drop_twins
 
@@ -58,6 +60,8 @@ def rewrite(text: str) -> Rewritten:
     take_function_constants(tokens, out)
     share_threadgroup_variables(tokens)
     _make_constant_const(tokens)
+    count_rounds(tokens)
+    check_shifts(tokens)
     _rewrite_swizzles(tokens)
     out.text = "".join(tokens.text)
     return out
@@ -211,13 +215,17 @@ def _make_constant_const(t: Tokens) -> None:
 
 
 _STORAGE = (
-    'lab_type_{0}& {0} = *static_cast<lab_type_{0}*>(lab_threadgroup_variable("{0}", __LINE__, sizeof(lab_type_{0}), '
+    'lab_type_{0}& {0} = *static_cast<lab_type_{0}*>(lab_threadgroup_variable("{0}", {1}, sizeof(lab_type_{0}), '
     "alignof(lab_type_{0}), lab_padding::of<lab_type_{0}>(), sizeof(lab_padding::element_t<lab_type_{0}>)));"
 )
 
 
 def share_threadgroup_variables(t: Tokens, shared: str = _STORAGE) -> None:
-    """`threadgroup T a[4], b;` becomes references to storage of the group; pointers stay as they are."""
+    """`threadgroup T a[4], b;` becomes references to storage of the group; pointers stay as they are.
+
+    shared
+        The text for a variable, with places for its name and for a number that no other declaration has.
+    """
     i = 0
     while i < len(t.text):
         if t.text[i] == "threadgroup" and t.kind[i] == "name":
@@ -296,7 +304,8 @@ def _share(t: Tokens, i: int, shared: str) -> int:
             bounds += " ".join(t.join(j, close).split())
             j = close
         elif text in (",", ";"):
-            parts.append(f"using lab_type_{name} = {base} {bounds}; " + shared.format(name))
+            # The place of the name in the text is the number; 0 is that of a [[threadgroup(i)]].
+            parts.append(f"using lab_type_{name} = {base} {bounds}; " + shared.format(name, j))
             if text == ";":
                 end = j
                 break
@@ -310,7 +319,7 @@ def _share(t: Tokens, i: int, shared: str) -> int:
     return end
 
 
-def _members(t: Tokens) -> set[str]:
+def members_like_swizzles(t: Tokens) -> set[str]:
     """Names that look like swizzles in the bodies of structures, outside of their functions."""
     own = set()
     for i, text in enumerate(t.text):
@@ -333,7 +342,7 @@ def _members(t: Tokens) -> set[str]:
 
 def _rewrite_swizzles(t: Tokens) -> None:
     """`v.xyz` becomes a call; names of members that the text itself declares (`ab`) are left alone."""
-    own = _members(t)
+    own = members_like_swizzles(t)
     for i, text in enumerate(t.text):
         if t.kind[i] != "name" or not _SWIZZLE.match(text) or text in own:
             continue

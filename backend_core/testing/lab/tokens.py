@@ -70,7 +70,7 @@ class Tokens:
             t = self.text[i]
             if t in "([{" and t:
                 i = self.closing(i)
-            elif t == "<":
+            elif t == "<" and (depth == 0 or self.kind[self.previous(i - 1)] == "name"):  # else "less than"
                 depth += 1
             elif t in (">", ">=", ">>="):
                 depth -= 1

@@ -20,6 +20,7 @@ from typing import Any
 
 from . import compiler
 from .brackets import unpaired
+from .dialect import find_outside_dialect
 from .dtypes import Sparse, as_array
 from .errors import CompilerMissing, LabError
 from .kernel import MetalKernel
@@ -28,6 +29,9 @@ from .rewrite_check import rewrite_for_check
 from .signature import CONSTANT_BELOW, Generated, InputFacts
 
 _FLAGS = ["-triple", "spir64", "-cl-std=clc++2021", "-cl-ext=-cl_khr_fp64,-__opencl_c_fp64", "-fsyntax-only", "-w"]
+
+#: The variant of a kernel that is its text unchanged.
+AS_GIVEN = "as given"
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,7 @@ def check_types(
     Returns what is wrong, nothing if all is well. Raises :class:`CompilerMissing` without a clang.
     """
     facts = [_facts(n, v) for n, v in zip(kernel.input_names, inputs, strict=True)]
-    found = list(_check_generated(kernel, kernel.generated(facts, output_dtypes, template), "as given"))
+    found = list(_check_generated(kernel, kernel.generated(facts, output_dtypes, template), AS_GIVEN))
     for item in facts:
         if item.ndim == 0 or item.size < CONSTANT_BELOW:
             continue
@@ -120,7 +124,7 @@ def check_msl(
         text = source
     folders = tuple(str(d) for d in include_dirs)
     whole = compiler.preprocess(f'#line 1 "{name}"\n{text}', {name: text}, folders, tuple(defines))
-    return _check(whole, {name: text}, tuple(functions), "as given", mlx=False)
+    return _check(whole, {name: text}, tuple(functions), AS_GIVEN, mlx=False)
 
 
 def _facts(name: str, value: Any) -> InputFacts:
@@ -148,8 +152,9 @@ def _check(
     if wrong := unpaired(preprocessed):
         add(*wrong)
         return tuple(found)
-    for message, file, line in find_untyped_pointers(preprocessed):
-        add(message, file, line)
+    if variant == AS_GIVEN:  # the others differ in spaces of the kernel's parameters only
+        for message, file, line in [*find_untyped_pointers(preprocessed), *find_outside_dialect(preprocessed)]:
+            add(message, file, line)
     text, instances, outside = rewrite_for_check(preprocessed)
     for name, file, line in outside:
         add(f"threadgroup variable {name!r} is declared outside of a kernel", file, line)

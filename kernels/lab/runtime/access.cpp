@@ -46,44 +46,52 @@ void race(const Cell& old, Access a, bool other_write, uintptr_t pc, int space, 
         fill_race(*f, old, a, other_write, bytes);
 }
 
-// Compares with the last accesses to each byte and takes this one down. `memory`: 0 device, 1 threadgroup.
-void order(Cell* readers, Cell* writers, uintptr_t address, unsigned bytes, Access a, uintptr_t pc, int memory,
-           int space, int buffer, uint64_t offset) {
+// One record stands for all accesses of its kind since the last barrier.
+void merge(Cell& old, Cell next, bool valid, int memory, unsigned me) {
+    if (valid && !ordered(old, memory, me)) {
+        if (old.group != L->group) {
+            next.flags |= CELL_MANY_GRID;
+        } else {
+            next.flags |= old.flags & (CELL_MANY_SIMD | CELL_MANY_GROUP | CELL_MANY_GRID);
+            next.flags |= old.lane / SIMD == me / SIMD ? CELL_MANY_SIMD : CELL_MANY_GROUP;
+        }
+    }
+    old = next;
+}
+
+// Compares with the last accesses to each byte and takes this one down. `memory`: 0 device, 1 threadgroup; `at`: the
+// place in the slot's records. Two atomic accesses never race, so theirs have records of their own: an atomic access
+// must not stand for the plain one that the same lane made before it.
+void order(Slot& slot, uint64_t at, uintptr_t address, unsigned bytes, Access a, uintptr_t pc, int memory, int space,
+           int buffer, uint64_t offset) {
     Lane& lane = *L->current;
     unsigned me = lane.where.thread_index_in_threadgroup;
     bool found = false;
     Cell mine{L->group, L->group_epoch[memory], L->simds[me / SIMD].epoch[memory],
-              static_cast<uint32_t>(relative(pc)), static_cast<uint16_t>(me),
-              static_cast<uint16_t>(CELL_VALID | (atomic(a) ? CELL_ATOMIC : 0))};
+              static_cast<uint32_t>(relative(pc)), static_cast<uint16_t>(me), CELL_VALID};
     // Threadgroup memory belongs to one group: what an earlier group left is gone.
     auto valid = [&](const Cell& c) { return (c.flags & CELL_VALID) && (memory == 0 || c.group == L->group); };
+    auto check = [&](const Cell& c, bool other_write, unsigned i) {
+        if (found || !valid(c) || ordered(c, memory, me)) return;
+        race(c, a, other_write, pc, space, buffer, offset + i, address, bytes);
+        found = true;
+    };
+    if (atomic(a) && !slot.track_atomics(L->pages)) return abort_launch();
     for (unsigned i = 0; i < bytes; i++) {
-        Cell &r = readers[i], &w = writers[i];
-        if (!found && valid(w) && !((w.flags & CELL_ATOMIC) && atomic(a)) && !ordered(w, memory, me)) {
-            race(w, a, true, pc, space, buffer, offset + i, address, bytes);
-            found = true;
+        Cell &r = slot.readers[at + i], &w = slot.writers[at + i];
+        check(w, true, i);
+        if (writes(a)) check(r, false, i);
+        if (slot.atomic_writers && !atomic(a)) {
+            check(slot.atomic_writers[at + i], true, i);
+            if (writes(a)) check(slot.atomic_readers[at + i], false, i);
         }
-        if (writes(a)) {
-            if (!found && valid(r) && !((r.flags & CELL_ATOMIC) && atomic(a)) && !ordered(r, memory, me)) {
-                race(r, a, false, pc, space, buffer, offset + i, address, bytes);
-                found = true;
-            }
-            w = mine;
+        if (atomic(a)) {
+            Cell& c = writes(a) ? slot.atomic_writers[at + i] : slot.atomic_readers[at + i];
+            merge(c, mine, valid(c), memory, me);
+            continue;
         }
-        if (reads(a)) {
-            Cell next = mine;
-            // One record stands for all reads since the last barrier.
-            if (valid(r) && !ordered(r, memory, me)) {
-                if (r.group != L->group) {
-                    next.flags |= CELL_MANY_GRID;
-                } else {
-                    next.flags |= r.flags & (CELL_MANY_SIMD | CELL_MANY_GROUP | CELL_MANY_GRID);
-                    next.flags |= r.lane / SIMD == me / SIMD ? CELL_MANY_SIMD : CELL_MANY_GROUP;
-                }
-                if (!(r.flags & CELL_ATOMIC)) next.flags &= static_cast<uint16_t>(~CELL_ATOMIC);
-            }
-            r = next;
-        }
+        if (writes(a)) w = mine;
+        if (reads(a)) merge(r, mine, valid(r), memory, me);
     }
 }
 
@@ -145,43 +153,37 @@ void inside(Slot& slot, uint64_t offset, unsigned bytes, Access a, uintptr_t pc)
         slot.written.set(offset, bytes);
     }
     if (!slot.read_only) {
-        order(slot.readers + offset, slot.writers + offset, slot.lo + offset, bytes, a, pc, 0, 0, buffer, offset);
+        order(slot, offset, slot.lo + offset, bytes, a, pc, 0, 0, buffer, offset);
     }
 }
 
 void inside_threadgroup(uintptr_t address, unsigned bytes, Access a, uintptr_t pc) {
     Slot& slot = L->arena.slots[0];
-    uint64_t offset = address - slot.lo;
-    for (size_t i = 0; i < L->arrays.size(); i++) {
-        ThreadgroupArray& array = L->arrays[i];
-        if (address < slot.lo || offset < array.offset || offset + bytes > array.offset + array.nbytes) continue;
-        int buffer = static_cast<int>(i);
-        auto local = static_cast<int64_t>(offset - array.offset);
-        if (reads(a)) {
-            array.read_bytes += bytes;
-            if (!slot.written.all(offset, bytes)) {
-                if (lab_fault* f = report(FAULT_UNINITIALISED_READ, pc, 0, 1, buffer, local)) f->size = bytes;
-            }
+    int i = L->array_at(address);
+    if (i < 0) return outside(address, bytes, a, pc, nullptr);
+    ThreadgroupArray& array = L->arrays[static_cast<size_t>(i)];
+    auto local = static_cast<int64_t>(address - array.lo);  // negative below the array
+    if (local < 0 || static_cast<uint64_t>(local) + bytes > array.nbytes) {
+        auto kind = writes(a) ? FAULT_OUT_OF_BOUNDS_WRITE : FAULT_OUT_OF_BOUNDS_READ;
+        if (lab_fault* f = report(kind, pc, 0, 1, i, local)) {
+            f->size = bytes;
+            f->write = writes(a);
         }
-        if (writes(a)) {
-            array.written_bytes += bytes;
-            slot.written.set(offset, bytes);
+        if (address < array.map_lo || address + bytes > array.map_hi) abort_launch();
+        return;
+    }
+    uint64_t at = array.track + static_cast<uint64_t>(local);
+    if (reads(a)) {
+        array.read_bytes += bytes;
+        if (!slot.written.all(at, bytes)) {
+            if (lab_fault* f = report(FAULT_UNINITIALISED_READ, pc, 0, 1, i, local)) f->size = bytes;
         }
-        return order(slot.readers + offset, slot.writers + offset, address, bytes, a, pc, 1, 1, buffer,
-                     static_cast<uint64_t>(local));
     }
-    // Between the arrays: named after the nearest one that starts below.
-    int nearest = L->arrays.empty() ? -1 : 0;
-    for (size_t i = 0; i < L->arrays.size(); i++)
-        if (L->arrays[i].offset <= offset) nearest = static_cast<int>(i);
-    int64_t local = static_cast<int64_t>(address - slot.lo);
-    if (nearest >= 0) local -= static_cast<int64_t>(L->arrays[static_cast<size_t>(nearest)].offset);
-    auto kind = writes(a) ? FAULT_OUT_OF_BOUNDS_WRITE : FAULT_OUT_OF_BOUNDS_READ;
-    if (lab_fault* f = report(kind, pc, 0, nearest >= 0 ? 1 : 2, nearest, local)) {
-        f->size = bytes;
-        f->write = writes(a);
+    if (writes(a)) {
+        array.written_bytes += bytes;
+        slot.written.set(at, bytes);
     }
-    if (address < slot.map_lo || address + bytes > slot.map_hi) abort_launch();
+    order(slot, at, address, bytes, a, pc, 1, 1, i, static_cast<uint64_t>(local));
 }
 
 }  // namespace lab

@@ -54,11 +54,12 @@ lab_fault* report(lab_fault_kind kind, uintptr_t pc, uint64_t other_pc, int spac
     return add_fault(new_fault(kind, pc, other_pc, space, buffer, offset));
 }
 
-void write_padding(const ThreadgroupArray& array) {
-    if (!array.padding) return;
+void forget(const ThreadgroupArray& array) {
+    std::memset(reinterpret_cast<void*>(array.lo), 0xff, array.nbytes);  // nobody may rely on what it was
     Bits& written = L->arena.slots[0].written;
-    for (uint64_t i = 0; i < array.nbytes; i++)
-        if (array.padding[i % array.element]) written.set(array.offset + i, 1);
+    std::memset(written.words + array.track / 8, 0, (array.nbytes + 7) / 8);
+    for (uint64_t i = 0; array.padding && i < array.nbytes; i++)
+        if (array.padding[i % array.element]) written.set(array.track + i, 1);
 }
 
 void abort_launch() {
@@ -194,14 +195,15 @@ constexpr uint64_t THREADGROUP_ARENA = 4 << 20;
 
 bool set_up_slot(unsigned i, uint64_t nbytes, bool tracked, unsigned skew = 0) {
     Slot& s = L->arena.slots[i];
-    if (!L->arena.map(i, nbytes, skew)) return false;
+    if (i == 0) {
+        L->arena.divide_first();
+    } else if (!L->arena.map(i, nbytes, skew)) {
+        return false;
+    }
     s.written.words = static_cast<uint8_t*>(L->pages.take(nbytes / 8 + 16));
     s.read.words = static_cast<uint8_t*>(L->pages.take(nbytes / 8 + 16));
     if (!s.written.words || !s.read.words) return false;
-    if (!tracked) return true;
-    s.readers = static_cast<Cell*>(L->pages.take((nbytes + 16) * sizeof(Cell)));
-    s.writers = static_cast<Cell*>(L->pages.take((nbytes + 16) * sizeof(Cell)));
-    return s.readers && s.writers;
+    return !tracked || s.track(L->pages, nbytes);
 }
 
 bool set_up(lab_launch& abi) {
@@ -332,23 +334,27 @@ void* lab_bound_buffer(int index) {
 void* lab_bound_threadgroup(int index) {
     std::string name = "[[threadgroup(" + std::to_string(index) + ")]]";
     for (auto& a : L->arrays)
-        if (a.name == name) return reinterpret_cast<void*>(L->arena.slots[0].lo + a.offset);
+        if (a.name == name) return reinterpret_cast<void*>(a.lo);
     return nullptr;
 }
 
-void* lab_threadgroup_variable(const char* name, unsigned line, unsigned long bytes, unsigned align,
+void* lab_threadgroup_variable(const char* name, unsigned serial, unsigned long bytes, unsigned align,
                                const unsigned char* padding, unsigned element) {
     auto& arrays = L->arrays;
     for (auto& a : arrays)
-        if (a.line == line && a.name == name && a.nbytes == bytes)
-            return reinterpret_cast<void*>(L->arena.slots[0].lo + a.offset);
-    uint64_t offset = 4096;
-    if (!arrays.empty()) offset = arrays.back().offset + arrays.back().nbytes + 1024;
-    offset = (offset + 255) & ~uint64_t{255};
-    arrays.push_back({name, line, offset, bytes, 0, 0, align, padding, element});
-    if (offset + bytes > lab::THREADGROUP_ARENA) lab::abort_launch();  // the report says how much was asked for
-    std::memset(reinterpret_cast<void*>(L->arena.slots[0].lo + offset), 0xff, bytes);
-    lab::write_padding(arrays.back());
-    return reinterpret_cast<void*>(L->arena.slots[0].lo + offset);
+        if (a.serial == serial && a.nbytes == bytes && a.name == name) return reinterpret_cast<void*>(a.lo);
+    lab::Arena& arena = L->arena;
+    uint64_t part = arena.part(), guard = part / 4 < lab::GUARD ? part / 4 : lab::GUARD;
+    uint64_t parts = (bytes + 2 * guard + part - 1) / part, first = L->owners.size();
+    uint64_t inner = (2 * guard + bytes + 4095) & ~uint64_t{4095};
+    uintptr_t map_lo = arena.slots[0].lo + first * part + ((parts * part - inner) / 2 & ~uint64_t{4095});
+    uint64_t track = arrays.empty() ? 0 : (arrays.back().track + arrays.back().nbytes + 7) & ~uint64_t{7};
+    arrays.push_back({name, serial, map_lo + guard, map_lo, map_lo + inner, bytes, track, 0, 0, align, padding, element});
+    // The report says how much was asked for.
+    if (track + bytes > lab::THREADGROUP_ARENA || first + parts > lab::PARTS) lab::abort_launch();
+    if (mprotect(reinterpret_cast<void*>(map_lo), inner, PROT_READ | PROT_WRITE) != 0) lab::abort_launch();
+    L->owners.resize(first + parts, static_cast<int16_t>(arrays.size() - 1));
+    lab::forget(arrays.back());
+    return reinterpret_cast<void*>(map_lo + guard);
 }
 }

@@ -25,7 +25,7 @@ struct Cell {
     uint16_t lane;  // in the threadgroup
     uint16_t flags;
 };
-enum : uint16_t { CELL_VALID = 1, CELL_ATOMIC = 2, CELL_MANY_SIMD = 4, CELL_MANY_GROUP = 8, CELL_MANY_GRID = 16 };
+enum : uint16_t { CELL_VALID = 1, CELL_MANY_SIMD = 4, CELL_MANY_GROUP = 8, CELL_MANY_GRID = 16 };
 
 // A bit per byte of a buffer.
 struct Bits {
@@ -91,11 +91,28 @@ struct Slot {
     uint64_t touched_lo = ~uint64_t{0}, touched_hi = 0;  // offsets
     lab_buffer* info = nullptr;
     Bits written, read;
+    uint64_t tracked = 0;  // bytes that have the records below
     Cell* readers = nullptr;
     Cell* writers = nullptr;
+    Cell* atomic_readers = nullptr;  // from the first atomic access on
+    Cell* atomic_writers = nullptr;
+
+    bool track(Pages& pages, uint64_t nbytes) {
+        tracked = nbytes;
+        readers = static_cast<Cell*>(pages.take((nbytes + 16) * sizeof(Cell)));
+        writers = static_cast<Cell*>(pages.take((nbytes + 16) * sizeof(Cell)));
+        return readers && writers;
+    }
+    bool track_atomics(Pages& pages) {
+        if (atomic_writers) return true;
+        atomic_readers = static_cast<Cell*>(pages.take((tracked + 16) * sizeof(Cell)));
+        atomic_writers = static_cast<Cell*>(pages.take((tracked + 16) * sizeof(Cell)));
+        return atomic_readers && atomic_writers;
+    }
 };
 
 constexpr unsigned MAX_SLOTS = 64;
+constexpr unsigned PARTS = 256;
 constexpr uint64_t GUARD = uint64_t{1} << 18;
 
 class Arena {
@@ -127,6 +144,14 @@ public:
         s.used = mprotect(reinterpret_cast<void*>(s.map_lo), inner, PROT_READ | PROT_WRITE) == 0;
         return s.used;
     }
+    // Slot 0 is threadgroup memory: it is divided into parts, which are mapped one by one.
+    void divide_first() {
+        Slot& s = slots[0];
+        s.lo = base_;
+        s.hi = base_ + (uint64_t{1} << shift_);
+        s.used = true;
+    }
+    uint64_t part() const { return (uint64_t{1} << shift_) / PARTS; }
     Slot* find(uintptr_t address) {
         uint64_t off = address - base_;
         if (off >= bytes_) return nullptr;

@@ -30,14 +30,18 @@ void resume(Lane& lane) {
     if (!L->aborted) L->current = nullptr;
 }
 
-// A fault of lane `a` that waits, against lane `b` that waits elsewhere or (nullptr) has ended.
-void diverged(lab_fault_kind kind, Lane& a, Lane* b, bool suspect) {
+// How a lane that waits and another one are not together; faults.py knows the numbers.
+enum Apart { SUSPECT = 1, ELSEWHERE = 2, ENDED = 3, OTHER_ROUND = 4 };
+
+// A fault of lane `a` that waits, against lane `b`, which is nullptr if it has ended.
+void diverged(lab_fault_kind kind, Lane& a, Lane* b, Apart how) {
     L->current = &a;
-    lab_fault* f = report(kind, a.pc, b ? relative(b->pc) : 0, 2, -1, 0);
+    // In the place of a buffer, so that one way does not pass for another.
+    lab_fault* f = report(kind, a.pc, b ? relative(b->pc) : 0, 2, -how, 0);
     L->current = nullptr;
     if (!f) return;
     // A suspect waits in the same operation at another address: Python asks whether it is the same line.
-    f->value = suspect ? 1 : b ? 2 : 3;
+    f->value = how;
     if (!b) return;
     std::memcpy(f->other, b->where.thread_position_in_grid, sizeof(f->other));
     for (unsigned i = 0; i < 8 && i < b->depth; i++)
@@ -47,7 +51,7 @@ void diverged(lab_fault_kind kind, Lane& a, Lane* b, bool suspect) {
 bool together(SimdGroup& s, const Lane& first) {
     for (unsigned i = 0; i < s.count; i++) {
         const Lane& l = L->lanes[s.first + i];
-        if (l.state != first.state || l.op != first.op || l.pc != first.pc) return false;
+        if (l.state != first.state || l.op != first.op || l.pc != first.pc || !l.same_round(first)) return false;
     }
     return true;
 }
@@ -58,7 +62,7 @@ void release_simd(SimdGroup& s, Lane& first) {
         begin = static_cast<unsigned>(&first - &L->lanes[s.first]) & ~3u;
         end = begin + 4 < s.count ? begin + 4 : s.count;
     }
-    bool barrier = first.state == State::simd_barrier;
+    bool barrier = first.state == State::simd_barrier, active = first.op == LAB_SIMD_ACTIVE;
     auto kind = FAULT_SIMD_DIVERGENCE;
     Lane* lanes = &L->lanes[s.first];
     unsigned index = s.first / SIMD;
@@ -66,28 +70,33 @@ void release_simd(SimdGroup& s, Lane& first) {
     board.active = 0;
     board.present = s.count == 32 ? ~0u : (1u << s.count) - 1;
     board.done = 0;
-    Lane *elsewhere = nullptr, *suspect = nullptr;
+    Lane *elsewhere = nullptr, *suspect = nullptr, *other_round = nullptr;
     bool ended = false;
     int flags = first.flags;
     for (unsigned i = begin; i < end; i++) {
         Lane& l = lanes[i];
         if (l.state == State::done) {
             ended = true;
-        } else if (l.state != first.state || l.op != first.op) {
+        } else if (l.state != first.state || l.op != first.op ||
+                   (active && (l.flags != first.flags || !l.same_round(first)))) {
             elsewhere = &l;
         } else {
             if (l.pc != first.pc || l.chain() != first.chain()) suspect = &l;
+            if (!l.same_round(first)) other_round = &l;
             board.active |= 1u << i;
             flags &= l.flags;
             std::memcpy(board.data[i], l.shown, l.bytes);
         }
     }
-    if (elsewhere) {
-        diverged(kind, first, elsewhere, false);
+    if (active) {
+        suspect = nullptr;
+    } else if (elsewhere) {
+        diverged(kind, first, elsewhere, ELSEWHERE);
     } else if (ended) {
-        diverged(kind, first, nullptr, false);
+        diverged(kind, first, nullptr, ENDED);
     }
-    if (suspect) diverged(kind, first, suspect, true);
+    if (suspect) diverged(kind, first, suspect, SUSPECT);
+    if (other_round) diverged(kind, first, other_round, OTHER_ROUND);
     for (unsigned i = 0; i < s.count; i++) {
         if (!(board.active >> i & 1)) continue;
         lanes[i].state = State::ready;
@@ -97,6 +106,26 @@ void release_simd(SimdGroup& s, Lane& first) {
     if (barrier && (flags & LAB_MEM_THREADGROUP)) s.epoch[1]++;
 }
 
+// A lane of those that go on next, nullptr if none waits for others of its SIMD group. Quads that are whole need not wait
+// for the others, nor do the lanes that are active in a branch, but the others may wait for them.
+Lane* next_to_go(SimdGroup& s) {
+    Lane *any = nullptr, *quad = nullptr, *active = nullptr;
+    Lane* lanes = &L->lanes[s.first];
+    for (unsigned i = 0; i < s.count; i++) {
+        Lane& l = lanes[i];
+        if (l.state != State::simd && l.state != State::simd_barrier) continue;
+        if (!any) any = &l;
+        if (l.state == State::simd && l.op == LAB_SIMD_ACTIVE && !active) active = &l;
+        if (l.state != State::simd || !(l.op & LAB_QUAD)) continue;
+        if (!quad) quad = &l;
+        bool whole = true;
+        for (unsigned k = i & ~3u; k < (i | 3) + 1 && k < s.count; k++)
+            whole = whole && lanes[k].state == State::simd && lanes[k].op == l.op;
+        if (whole) return &l;
+    }
+    return active ? active : quad ? quad : any;
+}
+
 // Until every lane of the SIMD group has ended or waits for the threadgroup.
 void run_simd(SimdGroup& s) {
     for (;;) {
@@ -104,18 +133,7 @@ void run_simd(SimdGroup& s) {
         for (unsigned i = 0; i < s.count && !L->aborted; i++)
             if (L->lanes[s.first + i].state == State::ready) resume(L->lanes[s.first + i]);
         if (L->aborted) return;
-        Lane* waiting = nullptr;
-        for (unsigned i = 0; i < s.count && !waiting; i++) {
-            Lane& l = L->lanes[s.first + i];
-            if (l.state == State::simd || l.state == State::simd_barrier) waiting = &l;
-        }
-        // Quads need not wait for the others, but the others may wait for them.
-        for (unsigned i = 0; i < s.count; i++) {
-            Lane& l = L->lanes[s.first + i];
-            if (l.state != State::simd || !(l.op & LAB_QUAD)) continue;
-            waiting = &l;
-            break;
-        }
+        Lane* waiting = next_to_go(s);
         if (!waiting) return;
         release_simd(s, *waiting);
         check_time();
@@ -124,7 +142,7 @@ void run_simd(SimdGroup& s) {
 
 // True while lanes were waiting at a barrier, which are ready now.
 bool release_group() {
-    Lane *first = nullptr, *ended = nullptr, *suspect = nullptr;
+    Lane *first = nullptr, *ended = nullptr, *suspect = nullptr, *other_round = nullptr;
     int flags = ~0;
     for (Lane& l : L->lanes) {
         if (l.state == State::done) {
@@ -132,13 +150,15 @@ bool release_group() {
         } else {
             if (!first) first = &l;
             if (l.pc != first->pc || l.chain() != first->chain()) suspect = &l;
+            if (!l.same_round(*first)) other_round = &l;
             flags &= l.flags;
             l.state = State::ready;
         }
     }
     if (!first) return false;
-    if (ended) diverged(FAULT_BARRIER_DIVERGENCE, *first, nullptr, false);
-    if (suspect) diverged(FAULT_BARRIER_DIVERGENCE, *first, suspect, true);
+    if (ended) diverged(FAULT_BARRIER_DIVERGENCE, *first, nullptr, ENDED);
+    if (suspect) diverged(FAULT_BARRIER_DIVERGENCE, *first, suspect, SUSPECT);
+    if (other_round) diverged(FAULT_BARRIER_DIVERGENCE, *first, other_round, OTHER_ROUND);
     if (flags & LAB_MEM_DEVICE) L->group_epoch[0]++;
     if (flags & LAB_MEM_THREADGROUP) L->group_epoch[1]++;
     check_time();
@@ -184,6 +204,7 @@ void run_group(const uint32_t group[3]) {
         Lane& l = L->lanes[i];
         l.stack = L->stacks + i * STACK_BYTES;
         l.depth = 0;
+        l.loops = 0;
         l.flags = 0;
         l.state = State::ready;
         place(l, i, group);
@@ -194,14 +215,7 @@ void run_group(const uint32_t group[3]) {
         s.count++;
     }
     L->abi->threads += threads;
-    Slot& shared = L->arena.slots[0];
-    if (!L->arrays.empty()) {
-        const ThreadgroupArray& last = L->arrays.back();
-        uint64_t end = last.offset + last.nbytes;
-        std::memset(reinterpret_cast<void*>(shared.lo), 0xff, end);  // nobody may rely on what it was
-        std::memset(shared.written.words, 0, (end + 7) / 8);
-        for (const ThreadgroupArray& a : L->arrays) write_padding(a);
-    }
+    for (const ThreadgroupArray& a : L->arrays) forget(a);
     do {
         for (SimdGroup& s : L->simds) {
             run_simd(s);
@@ -233,6 +247,17 @@ lab_board* lab_simd(const void* value, unsigned bytes, int op) {
     return me.board;
 }
 
+lab_board* lab_simd_of_active(const void* value, unsigned bytes, int line) {
+    lab::Lane& me = *L->current;
+    std::memcpy(me.shown, value, bytes);
+    me.bytes = bytes;
+    me.op = LAB_SIMD_ACTIVE;
+    me.flags = line;
+    me.pc = reinterpret_cast<uintptr_t>(__builtin_return_address(0));
+    lab::wait(lab::State::simd);
+    return me.board;
+}
+
 void lab_simdgroup_barrier(int flags, int) {
     lab::Lane& me = *L->current;
     me.bytes = 0;
@@ -248,6 +273,17 @@ void lab_threadgroup_barrier(int flags, int) {
     me.pc = reinterpret_cast<uintptr_t>(__builtin_return_address(0));
     lab::wait(lab::State::group_barrier);
 }
+
+void lab_loop_enter() {
+    lab::Lane& me = *L->current;
+    if (me.loops < lab::MAX_LOOPS) me.rounds[me.loops] = 0;
+    me.loops++;
+}
+void lab_loop_round() {
+    lab::Lane& me = *L->current;
+    if (me.loops <= lab::MAX_LOOPS) me.rounds[me.loops - 1]++;
+}
+void lab_loop_leave() { L->current->loops--; }
 
 void lab_read_inactive(unsigned lane) {
     auto pc = reinterpret_cast<uintptr_t>(__builtin_return_address(0));

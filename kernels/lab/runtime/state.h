@@ -22,12 +22,13 @@ constexpr unsigned SIMD = 32;
 constexpr unsigned MAX_LANES = 4096;  // far above what Metal allows, so that a launch that is too large still runs
 constexpr size_t STACK_BYTES = 256 << 10;
 constexpr unsigned MAX_CALLS = 64;
+constexpr unsigned MAX_LOOPS = 16;  // around each other, in which lanes wait; further ones are not counted
 
 struct Lane {
     Context context;
     State state = State::done;
     int op = 0;            // of the SIMD operation it waits in
-    int flags = 0;         // of the barrier it waits in
+    int flags = 0;         // of the barrier it waits in; the line of an operation over the active lanes
     unsigned bytes = 0;    // of what it shows the others
     uintptr_t pc = 0;      // where it waits
     char* stack = nullptr;
@@ -36,7 +37,13 @@ struct Lane {
     unsigned depth = 0;  // of the calls below
     uintptr_t calls[MAX_CALLS];
     alignas(16) unsigned char shown[64];
+    unsigned loops = 0;  // around the place where the lane is, and in which round of each it is
+    uint32_t rounds[MAX_LOOPS];
 
+    bool same_round(const Lane& o) const {
+        unsigned counted = loops < MAX_LOOPS ? loops : MAX_LOOPS;
+        return loops == o.loops && std::memcmp(rounds, o.rounds, counted * sizeof(rounds[0])) == 0;
+    }
     uint64_t chain() const {
         uint64_t h = depth;
         for (unsigned i = 0; i < depth && i < MAX_CALLS; i++) h = h * 0x100000001b3u ^ calls[i];
@@ -50,10 +57,14 @@ struct SimdGroup {
     uint32_t epoch[2] = {0, 0};  // barriers that ordered device, threadgroup memory
 };
 
+// A `threadgroup` variable. Each lies in a part of the slot of its own (several if it is large), so that an index
+// that is wrong does not land in another one, and which one an address belongs to is a division away.
 struct ThreadgroupArray {
     std::string name;
-    unsigned line = 0;
-    uint64_t offset = 0, nbytes = 0;
+    unsigned serial = 0;  // of the declaration in the text
+    uintptr_t lo = 0, map_lo = 0, map_hi = 0;
+    uint64_t nbytes = 0;
+    uint64_t track = 0;  // where its bytes are in the slot's records
     uint64_t read_bytes = 0, written_bytes = 0;
     unsigned align = 1;
     const unsigned char* padding = nullptr;  // per byte of an element whether it is padding; null: none is
@@ -71,6 +82,7 @@ struct Launch {
     std::vector<Lane> lanes;
     std::vector<SimdGroup> simds;
     std::vector<ThreadgroupArray> arrays;
+    std::vector<int16_t> owners;  // of the parts of slot 0 in use: which array
     Lane* current = nullptr;
     Context scheduler;
     char* stacks = nullptr;
@@ -88,6 +100,12 @@ struct Launch {
     uint64_t ticks_seen = 0;  // at the watch's last look
     unsigned still = 0;       // looks in a row at which nothing had happened
     sigjmp_buf crash;
+
+    // The threadgroup variable whose part of slot 0 has this address, the last one behind them; -1 if there is none.
+    int array_at(uintptr_t address) const {
+        uint64_t part = (address - arena.slots[0].lo) / arena.part();
+        return owners.empty() ? -1 : owners[part < owners.size() ? part : owners.size() - 1];
+    }
 };
 
 extern Launch* L;
@@ -109,8 +127,8 @@ inline double now() {
     return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
-// Padding of a threadgroup variable counts as written.
-void write_padding(const ThreadgroupArray& array);
+// A threadgroup variable at the start of a group: nobody has written it, but for its padding.
+void forget(const ThreadgroupArray& array);
 
 // Leaves the running lane for good and ends the launch.
 [[noreturn]] void abort_launch();

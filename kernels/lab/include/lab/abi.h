@@ -65,9 +65,9 @@ const lab_position* lab_where();
 void* lab_bound_buffer(int index);
 void* lab_bound_threadgroup(int index);
 
-// Storage of a `threadgroup` variable, the same for all lanes of the group.
+// Storage of a `threadgroup` variable, the same for all lanes of the group. `serial`: of its declaration in the text.
 // `padding`: per byte of an element whether it is padding, or null.
-void* lab_threadgroup_variable(const char* name, unsigned line, unsigned long bytes, unsigned align,
+void* lab_threadgroup_variable(const char* name, unsigned serial, unsigned long bytes, unsigned align,
                                const unsigned char* padding, unsigned element);
 
 // Values that lanes of one SIMD group show each other. A board is valid until the lane's next SIMD operation.
@@ -78,15 +78,25 @@ struct lab_board {
     unsigned present;  // bit per lane that exists (the last SIMD group of a group may be short)
     unsigned done;     // result is computed
 };
-enum lab_simd_op { LAB_SIMD_REDUCE, LAB_SIMD_SHUFFLE, LAB_SIMD_BALLOT, LAB_SIMD_MATRIX, LAB_SIMD_BARRIER };
+enum lab_simd_op { LAB_SIMD_REDUCE, LAB_SIMD_SHUFFLE, LAB_SIMD_BALLOT, LAB_SIMD_MATRIX, LAB_SIMD_BARRIER, LAB_SIMD_ACTIVE };
 enum { LAB_QUAD = 1 << 20 };  // or-ed to an operation that needs the lanes of its quad only
 LAB_CONVERGENT lab_board* lab_simd(const void* value, unsigned bytes, int op);
+// The same for an operation over whichever lanes come to it (by its line), for whom the others need not wait.
+LAB_CONVERGENT lab_board* lab_simd_of_active(const void* value, unsigned bytes, int line);
 void lab_read_inactive(unsigned lane);  // a shuffle took the value of a lane that does not take part
 
 enum { LAB_MEM_NONE = 0, LAB_MEM_DEVICE = 1, LAB_MEM_THREADGROUP = 2, LAB_MEM_TEXTURE = 4 };
 // The line only keeps two barriers from becoming one.
 LAB_CONVERGENT void lab_simdgroup_barrier(int flags, int line);
 LAB_CONVERGENT void lab_threadgroup_barrier(int flags, int line);
+
+// A lane enters a loop in which lanes wait for each other, begins a round of it, leaves it.
+void lab_loop_enter();
+void lab_loop_round();
+void lab_loop_leave();
+
+LAB_CONVERGENT __attribute__((cold, leaf)) void lab_shift_overflow();          // a signed number was shifted out of its type
+LAB_CONVERGENT __attribute__((cold, leaf)) void lab_index_beyond(long index);  // of a vector or an array<T, N>
 
 enum lab_access_kind { LAB_READ, LAB_WRITE, LAB_ATOMIC_READ, LAB_ATOMIC_WRITE, LAB_ATOMIC_MODIFY };
 void lab_atomic_access(const volatile void* address, unsigned bytes, int kind);

@@ -13,6 +13,7 @@
 #include "uniform.h"
 #include "atomic.h"
 #include "fence.h"
+#include "shift.h"
 #include "invoke.h"
 
 namespace metal {
@@ -29,6 +30,8 @@ using ::half;
 #define METAL_FUNC inline
 #define METAL_INTERNAL
 #define assert(x) ((void)0)
+// What functions are given by value is seen where they are inlined only.
+#define noinline
 // Words of later C++, which are names in Metal.
 #define concept lab_word_concept
 #define requires lab_word_requires

@@ -1,13 +1,32 @@
 // Barriers, SIMD-group and quad-group functions.
 //
 // Every lane of a SIMD group shows its value and waits for the others; the runtime checks that all of them came
-// to the same place. The device's order of additions is not specified: here it is a tree (16, 8, 4, 2, 1 apart).
+// to the same place, but for the functions that are defined by which lanes are active. The device's order of additions is not specified: here it is a tree (16, 8, 4, 2, 1 apart).
 #pragma once
 
 #include "vec.h"
 
 // Not instrumented: boards are the lab's own memory. (Such functions cannot be inlined into kernels.)
 #define LAB_HIDDEN __attribute__((noinline, no_sanitize("thread", "undefined")))
+
+// Stands before a loop in which lanes wait for each other (see rewrite_rounds.py), and counts its rounds.
+class lab_rounds {
+public:
+    LAB_INLINE lab_rounds() { lab_loop_enter(); }
+    LAB_INLINE ~lab_rounds() { lab_loop_leave(); }
+    LAB_INLINE bool once() {
+        bool first = first_;
+        first_ = false;
+        return first;
+    }
+    LAB_INLINE bool next() {
+        lab_loop_round();
+        return false;
+    }
+
+private:
+    bool first_ = true;
+};
 
 namespace metal {
 
@@ -197,8 +216,9 @@ LAB_INLINE T simd_broadcast(T data, ushort lane) {
     return lab_simd_detail::take(lab_simd_detail::show(data, LAB_SIMD_SHUFFLE), lane, data);
 }
 template <class T>
-LAB_INLINE T simd_broadcast_first(T data) {
-    const lab_board* board = lab_simd_detail::show(data, LAB_SIMD_SHUFFLE);
+LAB_INLINE T simd_broadcast_first(T data, int line = __builtin_LINE()) {
+    static_assert(sizeof(T) <= 64, "a SIMD operation moves at most 64 bytes a lane");
+    const lab_board* board = lab_simd_of_active(&data, sizeof(T), line);
     return lab_simd_detail::get<T>(board, static_cast<unsigned>(__builtin_ctz(lab_simd_detail::active(board))));
 }
 template <class T>
@@ -255,9 +275,9 @@ LAB_INLINE simd_vote simd_ballot(bool value) {
         if ((lab_simd_detail::active(board) >> i & 1) && lab_simd_detail::get<unsigned>(board, i)) votes |= 1ul << i;
     return simd_vote(votes, lab_simd_detail::present(board));
 }
-LAB_INLINE simd_vote simd_active_threads_mask() {
+LAB_INLINE simd_vote simd_active_threads_mask(int line = __builtin_LINE()) {
     unsigned one = 1;
-    const lab_board* board = lab_simd_detail::show(one, LAB_SIMD_BALLOT);
+    const lab_board* board = lab_simd_of_active(&one, sizeof(one), line);
     return simd_vote(lab_simd_detail::active(board), lab_simd_detail::present(board));
 }
 LAB_INLINE bool simd_all(bool value) {
@@ -268,9 +288,9 @@ LAB_INLINE bool simd_any(bool value) {
     unsigned one = value;
     return lab_simd_detail::reduced<lab_simd_detail::Or, unsigned>(lab_simd(&one, 4, LAB_SIMD_BALLOT));
 }
-LAB_INLINE bool simd_is_first() {
+LAB_INLINE bool simd_is_first(int line = __builtin_LINE()) {
     unsigned one = 1;
-    const lab_board* board = lab_simd_detail::show(one, LAB_SIMD_BALLOT);
+    const lab_board* board = lab_simd_of_active(&one, sizeof(one), line);
     return (lab_simd_detail::active(board) & ((1u << lab_simd_detail::lane()) - 1)) == 0;
 }
 LAB_INLINE bool simd_is_helper_thread() { return false; }

@@ -220,8 +220,14 @@ LAB_FLOAT_LIMITS(bfloat, ushort, 0x0080, 0x7f7f, 0x3c00, 0x7f80, 0x7fc0, 8)
 template <class T, size_t N>
 struct array {
     T lab_e[N];
-    constexpr T& operator[](size_t i) { return lab_e[i]; }
-    constexpr const T& operator[](size_t i) const { return lab_e[i]; }
+    LAB_INLINE constexpr T& operator[](size_t i) {
+        if (i >= N) lab_index_beyond(static_cast<long>(i));
+        return lab_e[i];
+    }
+    LAB_INLINE constexpr const T& operator[](size_t i) const {
+        if (i >= N) lab_index_beyond(static_cast<long>(i));
+        return lab_e[i];
+    }
     static constexpr size_t size() { return N; }
     constexpr T* data() { return lab_e; }
     constexpr T* begin() { return lab_e; }

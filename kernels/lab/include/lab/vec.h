@@ -128,8 +128,8 @@ struct lab_swizzle_view {
         put(at, b);                                                                                       \
         (put(at, c), ...);                                                                                \
     }                                                                                                     \
-    LAB_INLINE constexpr T& operator[](int i) { return lab_e[i]; }                                        \
-    LAB_INLINE constexpr const T& operator[](int i) const { return lab_e[i]; }                            \
+    LAB_INLINE constexpr T& operator[](int i) { return lab_e[within(i)]; }                                \
+    LAB_INLINE constexpr const T& operator[](int i) const { return lab_e[within(i)]; }                    \
     template <int... I>                                                                                   \
     LAB_INLINE constexpr vec<T, sizeof...(I)> lab_swizzle() const {                                       \
         return vec<T, sizeof...(I)>(lab_e[I]...);                                                         \
@@ -140,6 +140,11 @@ struct lab_swizzle_view {
     }                                                                                                     \
                                                                                                           \
 private:                                                                                                  \
+    /* The compiler's check lets what a reference to an element refers to lie one behind the last. */     \
+    LAB_INLINE static constexpr int within(int i) {                                                       \
+        if (static_cast<unsigned>(i) >= N) lab_index_beyond(i);                                           \
+        return i;                                                                                         \
+    }                                                                                                     \
     template <class S>                                                                                    \
     LAB_INLINE constexpr void put(int& at, S s) {                                                  \
         if constexpr (lab_types::Scalar<S>) {                                                             \

@@ -48,4 +48,5 @@ AFFINE_QMM_SIMD = SimtKernel(
     geometry=_geometry,
     threadgroup_bytes=_threadgroup_bytes,
     eligible=_eligible,
+    devices=("metal",),
 )

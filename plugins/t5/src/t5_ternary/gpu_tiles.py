@@ -49,6 +49,7 @@ T5_QMM_SIMD = SimtKernel(
     geometry=_simd_geometry,
     threadgroup_bytes=lambda launch: tiles_bytes(int(launch.value("TILE_ROWS")), str(launch.value("T"))),
     eligible=_simd_eligible,
+    devices=("metal",),
 )
 
 
