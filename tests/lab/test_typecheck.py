@@ -164,6 +164,7 @@ NEAR_MISSES = {
         "  n[1] = insert_bits(extract_bits(n[0], 1, 2), n[1], 2, 3) + reverse_bits(n[0]) + int4(absdiff(n[0], n[1]));\n"
         "  quad_vote q = quad_ballot(k > 1); k = quad_prefix_inclusive_sum(k) + quad_shuffle_and_fill_up(k, k, 1);\n"
         "  if (q.all() || quad_active_threads_mask().any()) n[2] = (quad_vote::vote_t)q + abs(k) - 10; }"
+    ),
     "constants": (
         "constant float a = 1; static constant constexpr const int n[2] = {1, 2};\n"
         "template <typename T> constexpr constant T two = T(2); enum Kind { first, second };\n"
