@@ -116,7 +116,7 @@ struct Vnni {
       for (int r = 0; r < kStreams; ++r) {
         sum[r] = _mm512_dpbusd_epi32(_mm512_slli_epi32(sum[r], 8), packed[r], x.plane[1][0]);
       }
-    } else if constexpr (BITS == 1) {
+    } else if constexpr (BITS <= 2) {
       __m512i part[kStreams][3];
 #pragma GCC unroll 4
       for (int r = 0; r < kStreams; ++r) part[r][0] = part[r][1] = part[r][2] = _mm512_setzero_si512();
@@ -125,7 +125,7 @@ struct Vnni {
         const __m512i d0 = x.plane[0][i], d1 = x.plane[1][i], d2 = x.plane[2][i];
 #pragma GCC unroll 4
         for (int r = 0; r < kStreams; ++r) {
-          const __m512i codes = unpack(packed[r], i);
+          const __m512i codes = unpack<BITS != 2>(packed[r], i); /* 2 bits: no gain */
           part[r][0] = _mm512_dpbusd_epi32(part[r][0], codes, d0);
           part[r][1] = _mm512_dpbusd_epi32(part[r][1], codes, d1);
           part[r][2] = _mm512_dpbusd_epi32(part[r][2], codes, d2);
@@ -142,7 +142,7 @@ struct Vnni {
       for (int r = 0; r < kStreams; ++r) {
         sum[r] = lo[r] = _mm512_setzero_si512();
 #pragma GCC unroll 4
-        for (int i = 0; i < kSteps; ++i) codes[r][i] = unpack<BITS != 2>(packed[r], i); /* 2 bits: no gain */
+        for (int i = 0; i < kSteps; ++i) codes[r][i] = unpack(packed[r], i);
       }
 #pragma GCC unroll 4
       for (int i = 0; i < kSteps; ++i) {
