@@ -196,6 +196,22 @@ def ggml():
 
 
 @needs_peer
+def test_threads_rest_after_a_graph(ggml) -> None:
+    """They would spin for tenths of a second, on processors that others are measured on."""
+    weights = np.zeros((64, 64), np.float32).tobytes()
+    work = peer_work.MulMat(ggml, "f32", "plain", 64, 64, 1, 1, 1, weights, np.zeros((1, 64)))
+    try:
+        for _ in range(3):
+            work.run()
+            time.sleep(0.02)  # OpenMP's own threads spin for some milliseconds
+            begin = time.process_time()
+            time.sleep(0.05)
+            assert time.process_time() - begin < 0.02
+    finally:
+        work.close()
+
+
+@needs_peer
 @pytest.mark.parametrize(
     ("kind", "error"), [("f32", 1e-5), ("f16", 2e-2), ("bf16", 2e-2), ("q8_0", 3e-2), ("q4_K", 0.4)]
 )
