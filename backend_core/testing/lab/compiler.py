@@ -92,6 +92,15 @@ def find_compiler() -> Compiler:
     return _probe(os.environ.get("CXX") or None)
 
 
+@functools.lru_cache(maxsize=8)
+def _linker(compiler: Compiler) -> tuple[str, ...]:
+    """g++ with gold links a kernel in half the time, which is a tenth of all."""
+    if not compiler.gcc:
+        return ()
+    asked = _run([*compiler.command, "-print-prog-name=ld.gold"]).stdout.strip()
+    return ("-fuse-ld=gold",) if shutil.which(asked) else ()
+
+
 @functools.lru_cache(maxsize=1)
 def _cpu_flags() -> tuple[str, ...]:
     """Options for what this processor has: without f16c every half costs a call."""
@@ -264,9 +273,9 @@ def build(text: str, texts: dict[str, str]) -> Path:
         if done.returncode:
             raise LabError(describe_errors(done.stderr, texts))
         link = ["-shared", "-Wl,-Bsymbolic", "-Wl,--no-undefined", str(object_file), str(runtime)]
-        done = _run([*compiler.command, *link, "-lm", "-ldl", "-lrt", "-o", str(built)])
+        done = _run([*compiler.command, *_linker(compiler), *link, "-lm", "-ldl", "-lrt", "-o", str(built)])
         if done.returncode:
-            missing = sorted(set(re.findall(r"undefined (?:reference to `|symbol: )([^'\n]*)", done.stderr)))
+            missing = sorted(set(re.findall(r"undefined (?:reference to [`']|symbol: )([^'\n]*)", done.stderr)))
             if missing:
                 raise LabError(f"the kernel calls what is declared but has no body: {', '.join(missing)}")
             raise LabError(f"the compiled kernel cannot be linked:\n{done.stderr}")
