@@ -346,6 +346,16 @@ def test_a_contract_is_checked_before_launch() -> None:
     assert "x:" not in message
 
 
+def copy_of_eight() -> tuple[Any, dict[str, Any]]:
+    """A kernel that copies, and what it is called with."""
+    call: dict[str, Any] = {
+        "inputs": [np.zeros(8, np.float32)], "grid": (8, 1, 1), "threadgroup": (8, 1, 1), "output_shapes": [(8,)],
+        "output_dtypes": [lab.float32],
+    }  # fmt: skip
+    copy = "o[thread_position_in_grid.x] = a[thread_position_in_grid.x];"
+    return lab.metal_kernel("copy", ["a"], ["o"], copy), call
+
+
 @pytest.mark.parametrize(
     ("contract", "message"),
     [
@@ -358,11 +368,7 @@ def test_a_contract_is_checked_before_launch() -> None:
     ],
 )
 def test_contracts_of_outputs_and_bad_contracts(contract: dict[str, Any], message: str) -> None:
-    call: dict[str, Any] = {
-        "inputs": [np.zeros(8, np.float32)], "grid": (8, 1, 1), "threadgroup": (8, 1, 1), "output_shapes": [(8,)],
-        "output_dtypes": [lab.float32],
-    }  # fmt: skip
-    kernel = lab.metal_kernel("copy", ["a"], ["o"], "o[thread_position_in_grid.x] = a[thread_position_in_grid.x];")
+    kernel, call = copy_of_eight()
     with pytest.raises(lab.LabError, match=message):
         kernel(contract=contract, **call)
     kernel(contract={"a": [8], "o": ((np.int64(8),), "float32")}, **call).check()
@@ -395,11 +401,7 @@ def test_outputs_that_are_not_bound_are_refused() -> None:
     ],
 )
 def test_bad_launches_are_refused(change: dict[str, Any], message: str) -> None:
-    call: dict[str, Any] = {
-        "inputs": [np.zeros(8, np.float32)], "grid": (8, 1, 1), "threadgroup": (8, 1, 1), "output_shapes": [(8,)],
-        "output_dtypes": [lab.float32],
-    }  # fmt: skip
-    kernel = lab.metal_kernel("copy", ["a"], ["o"], "o[thread_position_in_grid.x] = a[thread_position_in_grid.x];")
+    kernel, call = copy_of_eight()
     with pytest.raises(lab.LabError, match=message):
         kernel(**{**call, **change})
 

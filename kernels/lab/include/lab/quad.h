@@ -5,17 +5,7 @@
 
 namespace metal {
 
-class quad_vote {
-public:
-    typedef uint vote_t;
-    LAB_INLINE explicit constexpr quad_vote(vote_t v = 0, vote_t present = 15) : v_(v & 15), present_(present) {}
-    LAB_INLINE explicit constexpr operator vote_t() const { return v_; }
-    LAB_INLINE constexpr bool all() const { return (v_ & present_) == present_; }
-    LAB_INLINE constexpr bool any() const { return v_ != 0; }
-
-private:
-    vote_t v_, present_;
-};
+typedef lab_vote<uint, 15> quad_vote;
 
 namespace lab_simd_detail {
 LAB_INLINE unsigned first_of_quad() { return lane() & ~3u; }

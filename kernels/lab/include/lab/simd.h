@@ -45,10 +45,12 @@ LAB_INLINE void simdgroup_barrier(mem_flags flags, int line = __builtin_LINE()) 
     lab_simdgroup_barrier(static_cast<int>(flags), line);
 }
 
-class simd_vote {
+// Votes of the lanes of a group. ALL: a bit for each lane that there may be.
+template <class V, V ALL>
+class lab_vote {
 public:
-    typedef ulong vote_t;
-    LAB_INLINE explicit constexpr simd_vote(vote_t v = 0, vote_t present = ~0ul) : v_(v), present_(present) {}
+    typedef V vote_t;
+    LAB_INLINE explicit constexpr lab_vote(vote_t v = 0, vote_t present = ALL) : v_(v & ALL), present_(present) {}
     LAB_INLINE explicit constexpr operator vote_t() const { return v_; }
     LAB_INLINE constexpr bool all() const { return (v_ & present_) == present_; }
     LAB_INLINE constexpr bool any() const { return v_ != 0; }
@@ -56,6 +58,7 @@ public:
 private:
     vote_t v_, present_;
 };
+typedef lab_vote<ulong, ~0ul> simd_vote;
 
 namespace lab_simd_detail {
 
