@@ -36,6 +36,7 @@
 #ifndef BONSAI_QMV_VNNI_BODY_H
 #define BONSAI_QMV_VNNI_BODY_H
 
+#include <accel/processor.h>
 #include <math.h>
 
 #include "planes.h"
@@ -51,13 +52,6 @@ constexpr int kChunkBlock = 64;
 constexpr int64_t kFar = 16384, kNear = 2048;
 /* The same for streams, to the second-level cache alone, and rows of W whose scales are fetched ahead. */
 constexpr int64_t kStreamFar = 2048, kScalesAhead = 4;
-
-/* Whether long runs of memory pay: they do on AMD's processors; not measured on Intel's since what is fetched ahead was
- * found there. */
-inline bool fetches_far() {
-  static const bool far = __builtin_cpu_is("amd");
-  return far;
-}
 
 /* Four streams of W at a time: four rows, or four pairs of neighbouring rows. */
 constexpr int kStreams = 4;
@@ -603,7 +597,7 @@ struct Vnni {
     const int64_t units = ceil_div(p.n, kUnit), grain = ceil_div(units, count_pieces(p) < 1 ? 1 : count_pieces(p));
     /* Whole tiles, so that every line is asked for once. */
     const int64_t tile_bytes = kStreams * p.w_stride * (pairs ? 2 : 1);
-    const bool streams = fetches_far() && fit == 1 && n_groups <= 4 * kChunkBlock;
+    const bool streams = accel_fetches_far() && fit == 1 && n_groups <= 4 * kChunkBlock;
     const int64_t far = streams ? kStreamFar : tile_bytes > 0 ? tile_bytes * ceil_div(kFar, tile_bytes) : 0;
     const int64_t near = tile_bytes > 0 ? tile_bytes * ceil_div(kNear, tile_bytes) : 0;
     Job job = {&p,  lines, totals, total_stride,           unit,             rows,  fit, pairs,

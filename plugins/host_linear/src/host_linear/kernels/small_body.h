@@ -24,6 +24,8 @@
 #ifndef HOST_LINEAR_SMALL_BODY_H
 #define HOST_LINEAR_SMALL_BODY_H
 
+#include <accel/processor.h>
+
 #include "problem.h"
 
 namespace linear {
@@ -40,21 +42,10 @@ constexpr int64_t kBlockFloats = 6144, kLargeBlockFloats = 8192;
 constexpr int kMostRows = 32;
 /* The most weights along k per block of several rows. */
 constexpr int64_t kMostDepth = 4096;
-/* Bytes from what one row of x reads to what it fetches, to the second-level cache (AMD's processors) and to the first. */
+/* Bytes from what one row of x reads to what it fetches: to the second-level cache, and to the first. */
 constexpr int64_t kFar = 2048, kNear = 512;
 /* Floats of the weights that the first tile of rows leaves to the others. */
 constexpr int64_t kKept = 4096;
-
-/* Whether lines are better fetched into the second-level cache than into the first, whose places for lines under way are
- * few. So it is on AMD's processors (Zen 4: 33 against 29 GB/s with two threads). */
-inline bool fetches_far() {
-#if defined(__x86_64__)
-  static const bool far = __builtin_cpu_is("amd");
-  return far;
-#else
-  return false;
-#endif
-}
 
 /* Where the rows of W of one tile are, from the first weight of the block on. */
 struct Strip {
@@ -84,8 +75,8 @@ void copy_part(uint8_t* to, const uint8_t* from, int64_t begin, int64_t end, int
  *   fresh  sums start at zero
  *   kept   KEEP: gets the weights as floats, in the order of delivery, [chunk][R rows][32 weights]
  *   lanes  accumulators, [m][kLine][16], the first R of each m; read unless fresh, written
- * FETCH rows of weights in format SOON are fetched meanwhile, FAR: not into the first-level cache. KEPT: the weights are
- * what KEEP has left. */
+ * FETCH rows of weights in format SOON are fetched meanwhile, FAR: not into the first-level cache. KEPT: the weights
+ * are what KEEP has left. */
 template <class I, Format F, int MT, int R, int FETCH, Format SOON, bool KEEP, bool KEPT, bool FAR = false>
 void tile(const Strip& p, const float* x, int64_t nr, bool fresh, int64_t depth, float* kept, float (*lanes)[16]) {
   using V = typename I::V;
@@ -239,7 +230,7 @@ struct SmallJob {
       pass_rows = r == 3 ? 24 : kPassRows; /* a multiple of both 8 and r */
       lead = linear::tile<I, F, MT, r, r, F, false, false>;
       if constexpr (MT == 1) {
-        if (fetches_far()) lead = linear::tile<I, F, MT, r, r, F, false, false, true>;
+        if (accel_fetches_far()) lead = linear::tile<I, F, MT, r, r, F, false, false, true>;
       }
       lead_fetches = r;
       if constexpr (2 * MT > kMaxTile) { /* else one tile is enough */
@@ -292,7 +283,7 @@ struct SmallJob {
     alignas(64) float lanes[kLine][16], sums[8];
     const int64_t stride = apart * p->w_stride;
     const uint8_t *w = p->w + n * p->w_stride, *s = chunk_scales(F) ? p->scales + n * p->s_stride : NULL;
-    const Strip strip = {w, stride, s, apart * p->s_stride, w + (fetches_far() ? kFar : kNear), stride, 0};
+    const Strip strip = {w, stride, s, apart * p->s_stride, w + (accel_fetches_far() ? kFar : kNear), stride, 0};
     lead(strip, x, count, true, p->k, NULL, lanes);
     I::sum8(lanes, sums);
     for (int64_t r = 0; r < count; ++r, n += apart) {
